@@ -1,0 +1,99 @@
+#include "base/tensor.h"
+
+#include <math.h>
+#include <string.h>
+
+static const struct { const char *name; size_t size; } dtypes[DT_COUNT] = {
+	[DT_NONE] = { "NONE", 0 },
+	[DT_F32] = { "F32", 4 },
+	[DT_F16] = { "F16", 2 },
+	[DT_BF16] = { "BF16", 2 },
+	[DT_F8_E4M3] = { "F8_E4M3", 1 },
+	[DT_I32] = { "I32", 4 },
+	[DT_U32] = { "U32", 4 },
+	[DT_I64] = { "I64", 8 },
+	[DT_U8] = { "U8", 1 },
+};
+
+const char *dtype_name(enum dtype t)
+{
+	return (unsigned)t < DT_COUNT ? dtypes[t].name : "NONE";
+}
+
+enum dtype dtype_parse(const char *name)
+{
+	for (unsigned t = DT_NONE + 1; t < DT_COUNT; t++)
+		if (strcmp(name, dtypes[t].name) == 0)
+			return (enum dtype)t;
+	return DT_NONE;
+}
+
+size_t dtype_size(enum dtype t)
+{
+	return (unsigned)t < DT_COUNT ? dtypes[t].size : 0;
+}
+
+struct mat mat_rows(const struct mat *m, size_t r0, size_t n)
+{
+	struct mat s = *m;
+	size_t block = (m->row0 + r0) / FP8_BLOCK;
+
+	s.data = (const char *)m->data + r0 * m->ld * dtype_size(m->type);
+	if (m->scale)
+		s.scale = m->scale + block * m->scale_ld;
+	s.row0 = (m->row0 + r0) % FP8_BLOCK;
+	s.rows = n;
+	return s;
+}
+
+float f16_to_f32(uint16_t h)
+{
+	unsigned e = h >> 10 & 31, m = h & 1023;
+	float v;
+
+	if (e == 31)
+		v = m ? NAN : INFINITY;
+	else if (e)
+		v = ldexpf((float)(m | 1024), (int)e - 25);
+	else
+		v = ldexpf((float)m, -24);
+	return h >> 15 ? -v : v;
+}
+
+float e4m3_to_f32(uint8_t code)
+{
+	unsigned e = code >> 3 & 15, m = code & 7;
+	float v;
+
+	if (e == 15 && m == 7)
+		v = NAN;
+	else if (e)
+		v = ldexpf((float)(m | 8), (int)e - 10);
+	else
+		v = ldexpf((float)m, -9);
+	return code >> 7 ? -v : v;
+}
+
+uint8_t f32_to_e4m3(float f)
+{
+	uint8_t sign = signbit(f) ? 0x80 : 0;
+	float a = fabsf(f), q;
+	int e;
+
+	if (isnan(f))
+		return 0x7f;
+	if (a >= 448.0f)
+		return sign | 0x7e;
+	if (a < 0x1p-6f) { /* subnormal: steps of 2^-9; rounding up to 8 gives the least normal code */
+		return sign | (uint8_t)rintf(a * 0x1p9f);
+	}
+	e = ilogbf(a);
+	q = rintf(ldexpf(a, 3 - e)); /* 8 .. 16 */
+	if (q == 16.0f) {
+		q = 8.0f;
+		e++;
+	}
+	if (e > 8 || (e == 8 && q > 14.0f))
+		return sign | 0x7e;
+	return sign | (uint8_t)((e + 7) << 3 | ((int)q - 8));
+}

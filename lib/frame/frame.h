@@ -1,0 +1,124 @@
+/*
+ * DSF1 frames: reading and writing them on a file descriptor.  The layout is documented in ds-frame(5).
+ *
+ * A reader is a state machine that never asks for more bytes than it needs next, so that the payload of a frame is read
+ * straight into the memory its user chose when the head arrived; it works on blocking and non-blocking descriptors alike.
+ * A writer gathers head, meta and payload into writev(2) and copies nothing, except what a non-blocking descriptor
+ * does not take at once: that is queued, and the caller is told how much waits.
+ * Readers and writers are not thread-safe; distinct ones are independent.
+ */
+#ifndef DS_FRAME_FRAME_H
+#define DS_FRAME_FRAME_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "base/err.h"
+#include "base/tensor.h"
+#include "frame/meta.h"
+
+enum frame_type {
+	FRAME_HELLO = 1, FRAME_REQUEST, FRAME_KV, FRAME_PREFILLED, FRAME_TOKEN, FRAME_DONE, FRAME_ERROR, FRAME_CANCEL,
+	FRAME_STAT, FRAME_LOAD, FRAME_PLAN, FRAME_STORE, FRAME_TENSOR, FRAME_TEXT, FRAME_END, FRAME_TYPE_COUNT,
+};
+
+enum frame_flag { FRAME_ZSTD = 1, FRAME_MORE = 2, FRAME_DROPPABLE = 4 };
+
+enum {
+	FRAME_HEAD_BYTES = 44,
+	FRAME_BIN_BYTES = 5,      /* c6 and data_len, between meta and payload */
+	FRAME_META_MAX = 1 << 20,
+	FRAME_ALIGN = 64,
+};
+#define FRAME_MAX_DEFAULT ((uint64_t)256 << 20)
+
+const char *frame_type_name(unsigned type); /* "hello", ...; NULL if unknown */
+
+struct frame {
+	unsigned type, flags;
+	uint64_t stream, seq;
+	uint32_t data_len;        /* as on the wire: a multiple of 64 unless the writer was another program */
+	struct meta meta;         /* read-only view; valid until the next frame_reader_next */
+	const uint8_t *meta_raw;  /* packed map, to forward; padding included */
+	uint32_t meta_len;
+	uint8_t *data;            /* payload, NULL until it is complete; in the reader's memory or where frame_reader_into sent it */
+	uint64_t number;          /* 0, 1, ... within the stream, for messages */
+	uint64_t offset;          /* of the frame's first byte within the stream */
+};
+
+/* ---- tensors named in meta ---- */
+
+enum { TENSOR_MAX_DIMS = 8 };
+
+struct frame_tensor {
+	char name[128];
+	enum dtype type;
+	size_t ndim;
+	char dims[TENSOR_MAX_DIMS][32]; /* axis names */
+	uint64_t shape[TENSOR_MAX_DIMS];
+	uint64_t offset, nbytes;        /* within the payload */
+	char scale[128];                /* name of the tensor with its block scales, or "" */
+};
+
+/* Number of rows in meta "tensors" (0 if there is none). */
+size_t frame_tensor_count(const struct frame *f);
+/* Row i, fully checked: known dtype, names, shape product = nbytes, within data_len. */
+int frame_tensor_at(const struct frame *f, size_t i, struct frame_tensor *t, struct ds_err *err);
+/* The tensor of that name; DS_DATA if absent. */
+int frame_tensor_get(const struct frame *f, const char *name, struct frame_tensor *t, struct ds_err *err);
+/* Compares "xxh" in meta, if there is one, with the XXH3-64 of the payload (all data_len bytes). */
+int frame_check_payload(const struct frame *f, struct ds_err *err);
+
+/* ---- reading ---- */
+
+enum frame_event {
+	FRAME_AGAIN, /* non-blocking descriptor: nothing more now */
+	FRAME_HEAD,  /* head and meta are here and checked; frame_reader_into may choose where the payload goes */
+	FRAME_BODY,  /* the payload is here too (also for frames without one); an END frame is given like any other */
+	FRAME_EOF,   /* end of input after END */
+};
+
+struct frame_reader;
+
+/* name: for messages ("<stdin>", a path, an address), copied.  max_data: largest payload accepted (0: 256 MiB).  The reader does
+ * not close fd. */
+int frame_reader_new(struct frame_reader **r, int fd, const char *name, uint64_t max_data, struct ds_err *err);
+void frame_reader_free(struct frame_reader *r);
+
+/* Moves on to the next event.  *f stays valid until the call after FRAME_BODY.  Errors name the frame number, stream and byte offset:
+ * DS_DATA for bad bytes, CRC, END counts that differ and for end of input without END (truncation); DS_PROTO for another magic
+ * version; an unknown type without the droppable flag is DS_DATA, with it the frame is skipped inside.  After an error, every further
+ * call gives the same error.  zstd payloads are decompressed here, so that data and data_len are those of the plain payload. */
+int frame_reader_next(struct frame_reader *r, enum frame_event *ev, struct frame **f, struct ds_err *err);
+/* After FRAME_HEAD and before the next call: the payload's data_len bytes go to dst (which must stay valid until FRAME_BODY). */
+void frame_reader_into(struct frame_reader *r, void *dst);
+/* True when nothing was read yet of a next frame (a cut here is clean only after END). */
+bool frame_reader_idle(const struct frame_reader *r);
+bool frame_reader_ended(const struct frame_reader *r); /* END was read */
+
+/* ---- writing ---- */
+
+struct frame_writer;
+
+int frame_writer_new(struct frame_writer **w, int fd, const char *name, struct ds_err *err);
+void frame_writer_free(struct frame_writer *w);
+
+/* Sends one frame; the writer numbers it.  meta: a finished builder's bytes (NULL: empty map); the writer adds padding ("_").  The payload is the
+ * concatenation of iov[0..n), zero-padded to 64.  With `hash`, "xxh" is added to meta.  DS_IO (DS_SIGPIPE for EPIPE) on failure, also sticky. */
+int frame_write(struct frame_writer *w, unsigned type, unsigned flags, uint64_t stream, const struct meta_builder *meta,
+	const struct iovec *iov, int n, bool hash, struct ds_err *err);
+/* Forwards a frame as it came (meta_raw and data kept, numbered anew). */
+int frame_forward(struct frame_writer *w, const struct frame *f, struct ds_err *err);
+/* The END frame with its counts; nothing may follow. */
+int frame_write_end(struct frame_writer *w, struct ds_err *err);
+/* Bytes that wait in the queue (non-blocking descriptors). */
+size_t frame_writer_queued(const struct frame_writer *w);
+/* Writes what waits, as far as the descriptor takes it. */
+int frame_writer_flush(struct frame_writer *w, struct ds_err *err);
+
+/* 64-bit stream id of a request name (XXH3-64, never 0). */
+uint64_t frame_stream_id(const char *name, size_t n);
+
+#endif

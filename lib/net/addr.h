@@ -1,0 +1,35 @@
+/*
+ * Addresses and the descriptors behind them: "unix:PATH", "tcp:HOST:PORT" ([v6] in brackets), "fd:N", "-".
+ */
+#ifndef DS_NET_ADDR_H
+#define DS_NET_ADDR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+enum addr_kind { ADDR_STDIO, ADDR_FD, ADDR_UNIX, ADDR_TCP };
+
+struct addr {
+	enum addr_kind kind;
+	int fd;
+	char path[108];
+	char host[256], port[16];
+	char text[300]; /* as given, for messages */
+};
+
+int addr_parse(const char *text, struct addr *a, struct ds_err *err); /* DS_USAGE */
+/* A listening socket, non-blocking, close-on-exec.  A stale unix socket (nobody answers) is replaced, a live one refused (DS_CONFIG).  A TCP
+ * address beyond loopback needs `anywhere` (the operator's explicit word), else DS_CONFIG says so.  LISTEN_FDS and fd:N are taken as they are. */
+int addr_listen(const struct addr *a, bool anywhere, int *fd, struct ds_err *err);
+/* A connected non-blocking socket; retries refused or absent addresses until timeout_ns (services start in any order). */
+int addr_connect(const struct addr *a, int64_t timeout_ns, int *fd, struct ds_err *err);
+/* Closes; removes the socket file if addr_listen made it. */
+void addr_unlisten(const struct addr *a, int fd);
+/* Grows a pipe to 1 MiB where it may. */
+void fd_grow_pipe(int fd);
+int fd_nonblock(int fd, bool on);
+
+#endif
