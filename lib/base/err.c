@@ -44,16 +44,19 @@ int err_errno(struct ds_err *err, int code, const char *fmt, ...)
 
 int err_prefix(struct ds_err *err, const char *fmt, ...)
 {
-	char text[sizeof(err->text)];
+	char old[sizeof(err->text)];
 	size_t n;
 	va_list ap;
 
+	memcpy(old, err->text, sizeof(old));
 	va_start(ap, fmt);
-	vsnprintf(text, sizeof(text), fmt, ap);
+	vsnprintf(err->text, sizeof(err->text) - 2, fmt, ap);
 	va_end(ap);
-	n = strlen(text);
-	snprintf(text + n, sizeof(text) - n, ": %s", err->text);
-	memcpy(err->text, text, sizeof(text));
+	n = strlen(err->text);
+	memcpy(err->text + n, ": ", 3);
+	n += 2;
+	strncpy(err->text + n, old, sizeof(err->text) - n - 1);
+	err->text[sizeof(err->text) - 1] = '\0';
 	one_line(err->text);
 	return err->code;
 }
