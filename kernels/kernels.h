@@ -30,6 +30,8 @@ int kern_stream_new(struct kern_stream **out, int threads, const char *set, stru
 void kern_stream_free(struct kern_stream *s);
 const char *kern_set_name(const struct kern_stream *s);
 int kern_threads(const struct kern_stream *s);
+/* Makes every thread's working memory at least this large.  Only attention needs any; the rest needs none. */
+int kern_reserve(struct kern_stream *s, size_t bytes, struct ds_err *err);
 
 /* Runs fn(arg, i, worker) for i in [0, n) on the stream's threads, returns when all are done; worker < threads. */
 void kern_parallel(struct kern_stream *s, size_t n, void (*fn)(void *arg, size_t i, int worker), void *arg);

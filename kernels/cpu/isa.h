@@ -1,6 +1,6 @@
 /*
- * What an instruction set provides: work on one thread, no memory of its own.  The operations of kernels.h cut their work
- * into these and spread it over threads.
+ * What an instruction set provides: work on one thread.  The operations of kernels.h cut their work into these and
+ * spread it over threads.
  */
 #ifndef DS_KERNELS_CPU_ISA_H
 #define DS_KERNELS_CPU_ISA_H
@@ -12,22 +12,47 @@ struct attn_task;
 struct isa {
 	const char *name;
 
-	/* y[i][n] of product g for rows i in [m0, m1) and weight rows n in [n0, n1). */
+	/* y[i][n] of product g for rows i in [m0, m1) and weight rows n in [n0, n1).  No two threads may be given the same
+	 * y; any cut into ranges gives the same bits. */
 	void (*gemm)(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_t n1);
 	/* y[c] = sum over r of x[r] * w[r][c], r in order, c in [0, w->cols): the transposed product of the absorbed query. */
 	void (*gemv_t)(float *y, const float *x, const struct mat *w);
 
 	void (*pack_bf16)(uint16_t *y, const float *x, size_t n);
-	void (*quant)(uint8_t *codes, float *scales, const float *x, size_t cols, bool ue8m0); /* one row */
+	void (*quant)(uint8_t *codes, float *scales, const float *x, size_t cols, bool ue8m0); /* one row, no padding */
 	void (*round)(float *x, size_t n);
 	void (*rmsnorm)(float *y, const float *x, const struct mat *w, float eps, size_t cols, bool round); /* one row */
 	void (*swiglu)(float *y, const float *g, const float *u, size_t cols, bool round);                   /* one row */
+
+	/* Largest value of x [n] and its lowest index; NaN never wins; -inf and 0 when there is nothing else. */
+	float (*argmax)(const float *x, size_t n, uint32_t *index);
+	/* sum of exp(x[i] - max) */
+	double (*sum_exp)(const float *x, size_t n, float max);
 
 	/* attention, kernels/cpu/attn*.c: one head (or head group) of one segment's rows */
 	void (*attn_expanded)(const struct attn_task *t);
 	void (*attn_absorbed)(const struct attn_task *t);
 };
 
-extern const struct isa isa_scalar, isa_avx2, isa_avx512, isa_avx512bf16;
+extern const struct isa isa_scalar;
+extern const struct isa isa_avx2 __attribute__((weak)), isa_avx512 __attribute__((weak)), isa_avx512bf16 __attribute__((weak));
+
+/* The value of every e4m3 code, filled before the first stream exists. */
+extern float isa_e4m3[256];
+
+/* The set of a stream. */
+const struct isa *kern_isa(const struct kern_stream *s);
+/* Memory of one worker's own, 64-byte aligned, at least `bytes` large; what it holds lasts until the next call for that
+ * worker with a larger size.  Call it from that worker, or from the stream's owner while nothing runs.  Without
+ * memory the process ends with one line and DS_OS: kern_reserve beforehand turns that into an error. */
+void *kern_scratch(struct kern_stream *s, int worker, size_t bytes);
+
+#define ISA_ATTN(set) \
+	void attn_expanded_##set(const struct attn_task *t) __attribute__((weak)); \
+	void attn_absorbed_##set(const struct attn_task *t) __attribute__((weak))
+ISA_ATTN(scalar);
+ISA_ATTN(avx2);
+ISA_ATTN(avx512);
+ISA_ATTN(avx512bf16);
 
 #endif

@@ -1,0 +1,103 @@
+/*
+ * Cuts the products of a group into tasks: a range of rows times a range of weight rows.  The cut decides who works on
+ * what, never in which order a sum is taken.
+ */
+#include "kernels/cpu/stream.h"
+
+#include "base/mem.h"
+
+enum {
+	BATCH = 128,          /* products handed out at a time */
+	ROWS = 64,            /* rows a task: what pays for converting a weight to the arithmetic's type */
+	TASK_MACS = 1 << 21,  /* aim: some tens of microseconds */
+	ALONE_MACS = 1 << 17, /* not worth waking anybody */
+	LEAST_N = 16,
+};
+
+struct job {
+	const struct gemm *g;
+	size_t first; /* number of its first task */
+	size_t m, n;  /* rows and weight rows a task */
+	size_t cuts_n;
+};
+
+struct batch {
+	const struct isa *isa;
+	struct job jobs[BATCH];
+	size_t count;
+};
+
+static size_t div_up(size_t a, size_t b)
+{
+	return (a + b - 1) / b;
+}
+
+static size_t cut(struct job *j, const struct gemm *g, int threads, size_t products)
+{
+	size_t cols = g->w->cols ? g->w->cols : 1, cuts_m = div_up(g->rows, ROWS), n, fair;
+
+	j->g = g;
+	j->m = div_up(g->rows, cuts_m);
+	/* a weight row costs at least what reading it from memory takes, some four rows' worth of arithmetic */
+	n = TASK_MACS / (cols * (j->m < 4 ? 4 : j->m));
+	fair = div_up(g->w->rows * cuts_m * products, 8 * (size_t)threads);
+	if (n > fair)
+		n = fair;
+	if (n < LEAST_N)
+		n = LEAST_N;
+	if (j->m > 4 && n < 2 * LEAST_N)
+		n = 2 * LEAST_N;
+	j->n = round_up(n, LEAST_N);
+	j->cuts_n = div_up(g->w->rows, j->n);
+	return cuts_m * j->cuts_n;
+}
+
+static void run_task(void *arg, size_t i, int worker)
+{
+	const struct batch *b = arg;
+	size_t lo = 0, hi = b->count, m0, n0;
+	const struct job *j;
+
+	(void)worker;
+	while (hi - lo > 1) {
+		size_t mid = lo + (hi - lo) / 2;
+
+		if (b->jobs[mid].first <= i)
+			lo = mid;
+		else
+			hi = mid;
+	}
+	j = &b->jobs[lo];
+	i -= j->first;
+	/* rows change fastest, so that the weights of one range are still in the cache */
+	m0 = i % div_up(j->g->rows, j->m) * j->m;
+	n0 = i / div_up(j->g->rows, j->m) * j->n;
+	b->isa->gemm(j->g, m0, m0 + j->m < j->g->rows ? m0 + j->m : j->g->rows,
+		n0, n0 + j->n < j->g->w->rows ? n0 + j->n : j->g->w->rows);
+}
+
+void kern_gemm(struct kern_stream *s, const struct gemm *g, size_t count)
+{
+	struct batch b = { .isa = s->isa };
+
+	for (size_t at = 0; at < count;) {
+		size_t tasks = 0, macs = 0;
+
+		for (b.count = 0; at < count && b.count < BATCH; at++) {
+			struct job *j = &b.jobs[b.count];
+
+			if (g[at].rows == 0 || g[at].w->rows == 0)
+				continue;
+			j->first = tasks;
+			tasks += cut(j, &g[at], s->pool.threads, count < BATCH ? count : BATCH);
+			macs += g[at].rows * g[at].w->rows * g[at].w->cols;
+			b.count++;
+		}
+		if (macs > ALONE_MACS) {
+			pool_run(&s->pool, tasks, run_task, &b);
+			continue;
+		}
+		for (size_t i = 0; i < b.count; i++)
+			s->isa->gemm(b.jobs[i].g, 0, b.jobs[i].g->rows, 0, b.jobs[i].g->w->rows);
+	}
+}
