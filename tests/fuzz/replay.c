@@ -1,5 +1,6 @@
 /*
- * Runs a fuzzer's function over files (its seeds and what it once found) and prints TAP: the finds stay found, without clang.
+ * Runs a fuzzer's function over files (its seeds and what it once found) and prints TAP: the finds stay found, without
+ * clang.
  */
 #include <dirent.h>
 #include <stdint.h>

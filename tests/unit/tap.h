@@ -1,6 +1,7 @@
 /*
- * TAP for unit programs: one file, no library.  A program calls tap_ok for each fact it checks and returns tap_done() from main, which
- * prints the plan: a program that dies before has no plan and counts as failed (tests/tally).
+ * TAP for unit programs: one file, no library.  A program calls tap_ok for each fact it checks and returns
+ * tap_done() from main, which prints the plan: a program that dies before has no plan and counts as failed
+ * (tests/tally).
  *
  * Programs run from the root of the repository.  One thread may call these at a time.
  */
@@ -19,7 +20,8 @@
 
 static int tap_run_count, tap_fail_count, tap_planned = -1;
 
-TAP_USED __attribute__((format(printf, 3, 0))) static void tap_line(const char *head, const char *tail, const char *fmt, va_list ap)
+TAP_USED __attribute__((format(printf, 3, 0)))
+static void tap_line(const char *head, const char *tail, const char *fmt, va_list ap)
 {
 	char text[2000];
 
@@ -126,7 +128,8 @@ TAP_USED static const char *tap_build(void)
 	return b && *b ? b : "build";
 }
 
-/* A file of the shared data that is too big for the repository, into path; false (say so with tap_skip) where it is absent. */
+/* A file of the shared data that is too big for the repository, into path; false (say so with tap_skip) where it is
+ * absent. */
 TAP_USED static bool tap_shared(char path[1000], const char *name)
 {
 	const char *dir = getenv("DS_SHARED");
