@@ -78,8 +78,9 @@ static void run_task(void *arg, size_t i, int worker)
 
 void kern_gemm(struct kern_stream *s, const struct gemm *g, size_t count)
 {
-	struct batch b = { .isa = s->isa };
+	struct batch b;
 
+	b.isa = kern_isa(s);
 	for (size_t at = 0; at < count;) {
 		size_t tasks = 0, macs = 0;
 

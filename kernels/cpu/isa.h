@@ -34,11 +34,31 @@ struct isa {
 	void (*attn_absorbed)(const struct attn_task *t);
 };
 
-extern const struct isa isa_scalar;
-extern const struct isa isa_avx2 __attribute__((weak)), isa_avx512 __attribute__((weak)), isa_avx512bf16 __attribute__((weak));
+extern const struct isa isa_scalar, isa_avx2, isa_avx512, isa_avx512bf16;
 
-/* The value of every e4m3 code, filled before the first stream exists. */
+/* Filled before the first stream exists: the value of every e4m3 code; the low and high bytes of the bfloat16 of each
+ * magnitude. */
 extern float isa_e4m3[256];
+extern uint8_t isa_e4m3_bf16[2][128];
+
+/* Working memory of gemm, the thread's own: set for the threads of a stream, and for its owner by kern_isa and by whatever
+ * runs on it. */
+enum { ISA_DESK = 768 << 10 };
+extern _Thread_local void *isa_desk;
+
+#define ISA_ROWS(set) \
+	void gemm_##set(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_t n1); \
+	void gemv_t_##set(float *y, const float *x, const struct mat *w); \
+	void pack_bf16_##set(uint16_t *y, const float *x, size_t n); \
+	void quant_##set(uint8_t *codes, float *scales, const float *x, size_t cols, bool ue8m0); \
+	void round_##set(float *x, size_t n); \
+	void rmsnorm_##set(float *y, const float *x, const struct mat *w, float eps, size_t cols, bool round); \
+	void swiglu_##set(float *y, const float *g, const float *u, size_t cols, bool round); \
+	float argmax_##set(const float *x, size_t n, uint32_t *index); \
+	double sum_exp_##set(const float *x, size_t n, float max)
+ISA_ROWS(avx2);
+ISA_ROWS(avx512);
+void gemm_avx512bf16(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_t n1);
 
 /* The set of a stream. */
 const struct isa *kern_isa(const struct kern_stream *s);

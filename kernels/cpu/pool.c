@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "kernels/cpu/isa.h"
 
 enum { SPIN = 4000 }; /* some tens of microseconds: longer than the gaps between the operations of a step */
 
@@ -53,6 +54,7 @@ static void *pool_helper(void *arg)
 	struct pool_helper *h = arg;
 	struct pool *p = h->pool;
 
+	isa_desk = p->desks + (size_t)h->worker * ISA_DESK;
 	while (!atomic_load(&p->stop)) {
 		for (int i = 0; i < p->spin && pool_idle(p); i++)
 			pause_cpu();
@@ -95,6 +97,7 @@ static void pool_wait(struct pool *p)
 
 void pool_run(struct pool *p, size_t n, void (*fn)(void *arg, size_t i, int worker), void *arg)
 {
+	isa_desk = p->desks;
 	if (p->threads == 1 || n <= 1) {
 		for (size_t i = 0; i < n; i++)
 			fn(arg, i, 0);
@@ -132,6 +135,11 @@ int pool_init(struct pool *p, int threads, struct ds_err *err)
 	pthread_mutex_init(&p->lock, NULL);
 	pthread_cond_init(&p->work, NULL);
 	pthread_cond_init(&p->finished, NULL);
+	p->desks = aligned_alloc(64, (size_t)threads * ISA_DESK); /* touched by gemm alone, so not cleared */
+	if (!p->desks) {
+		pool_free(p);
+		return err_nomem(err, (size_t)threads * ISA_DESK, "the threads' working memory");
+	}
 	if (n == 0)
 		return 0;
 	p->helpers = mem_calloc(n, sizeof(*p->helpers));
@@ -168,4 +176,5 @@ void pool_free(struct pool *p)
 	pthread_mutex_destroy(&p->lock);
 	free(p->helpers);
 	free(p->args);
+	free(p->desks);
 }

@@ -22,6 +22,7 @@ struct pool {
 	int spin;    /* looks at a word before going to sleep on it */
 	pthread_t *helpers;
 	struct pool_helper *args;
+	char *desks; /* [threads, ISA_DESK] */
 	int started;
 
 	/* set by the caller before the ticket is published, unchanged until all items are done */

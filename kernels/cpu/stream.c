@@ -8,6 +8,8 @@
 #include "base/mem.h"
 
 float isa_e4m3[256];
+uint8_t isa_e4m3_bf16[2][128] __attribute__((aligned(64)));
+_Thread_local void *isa_desk;
 
 static bool has_avx2(void)
 {
@@ -57,7 +59,7 @@ static int choose(const struct isa **isa, const char *name, struct ds_err *err)
 		             (strcmp(name, "avx512") == 0 && s->isa == &isa_avx512bf16);
 
 		known |= match;
-		if (match && s->isa && s->runs()) {
+		if (match && s->runs()) {
 			*isa = s->isa;
 			return 0;
 		}
@@ -71,6 +73,12 @@ static void fill_table(void)
 {
 	for (int i = 0; i < 256; i++)
 		isa_e4m3[i] = e4m3_to_f32((uint8_t)i);
+	for (int i = 0; i < 128; i++) {
+		uint16_t h = f32_to_bf16(isa_e4m3[i]);
+
+		isa_e4m3_bf16[0][i] = (uint8_t)h;
+		isa_e4m3_bf16[1][i] = (uint8_t)(h >> 8);
+	}
 }
 
 int kern_stream_new(struct kern_stream **out, int threads, const char *set, struct ds_err *err)
@@ -131,6 +139,7 @@ int kern_threads(const struct kern_stream *s)
 
 const struct isa *kern_isa(const struct kern_stream *s)
 {
+	isa_desk = s->pool.desks;
 	return s->isa;
 }
 
