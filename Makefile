@@ -105,7 +105,7 @@ $(BUILD)/.flags: FORCE
 $(BUILD)/.sources: FORCE
 	@mkdir -p $(@D)
 	$(call stamp,$(LIB_SRC))
-stamp = @$(file >$@.new,$1)cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+stamp = @printf '%s\n' '$(subst ','\'',$1)' >$@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 FORCE:
 
 # ---- tests ----

@@ -63,13 +63,14 @@ void gemm_avx512bf16(const struct gemm *g, size_t m0, size_t m1, size_t n0, size
 /* The set of a stream. */
 const struct isa *kern_isa(const struct kern_stream *s);
 /* Memory of one worker's own, 64-byte aligned, at least `bytes` large; what it holds lasts until the next call for that
- * worker with a larger size.  Call it from that worker, or from the stream's owner while nothing runs.  Without
- * memory the process ends with one line and DS_OS: kern_reserve beforehand turns that into an error. */
+ * worker with a larger size.  Call it from that worker, or from the stream's owner while nothing runs.  Worker
+ * kern_threads(s) is one more, for what the owner shares with all.  Without memory the process ends with one line and
+ * DS_OS: kern_reserve beforehand turns that into an error. */
 void *kern_scratch(struct kern_stream *s, int worker, size_t bytes);
 
 #define ISA_ATTN(set) \
-	void attn_expanded_##set(const struct attn_task *t) __attribute__((weak)); \
-	void attn_absorbed_##set(const struct attn_task *t) __attribute__((weak))
+	void attn_expanded_##set(const struct attn_task *t); \
+	void attn_absorbed_##set(const struct attn_task *t)
 ISA_ATTN(scalar);
 ISA_ATTN(avx2);
 ISA_ATTN(avx512);

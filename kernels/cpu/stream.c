@@ -98,7 +98,7 @@ int kern_stream_new(struct kern_stream **out, int threads, const char *set, stru
 	if (!s)
 		return err_nomem(err, sizeof(*s), "a kernel stream");
 	s->isa = isa;
-	s->scratch = mem_calloc((size_t)threads, sizeof(*s->scratch));
+	s->scratch = mem_calloc((size_t)threads + 1, sizeof(*s->scratch));
 	if (!s->scratch) {
 		free(s);
 		return err_nomem(err, (size_t)threads * sizeof(*s->scratch), "a kernel stream");
@@ -121,7 +121,7 @@ void kern_stream_free(struct kern_stream *s)
 		return;
 	threads = s->pool.threads;
 	pool_free(&s->pool);
-	for (int i = 0; i < threads; i++)
+	for (int i = 0; i <= threads; i++)
 		free(s->scratch[i].p);
 	free(s->scratch);
 	free(s);
@@ -165,7 +165,7 @@ static bool grow(struct scratch *c, size_t bytes)
 
 int kern_reserve(struct kern_stream *s, size_t bytes, struct ds_err *err)
 {
-	for (int i = 0; i < s->pool.threads; i++)
+	for (int i = 0; i <= s->pool.threads; i++)
 		if (!grow(&s->scratch[i], bytes))
 			return err_nomem(err, bytes, "a thread's working memory");
 	return 0;

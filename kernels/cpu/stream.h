@@ -11,7 +11,7 @@ struct kern_stream {
 	struct scratch {
 		void *p;
 		size_t bytes;
-	} *scratch; /* [threads] */
+	} *scratch; /* [threads + 1]: the last is the owner's */
 };
 
 /* Items of a job over `n` equal rows of `cols` elements, so that one is worth the trouble of handing it over. */

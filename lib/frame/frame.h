@@ -37,7 +37,7 @@ enum {
 const char *frame_type_name(unsigned type); /* "hello", ...; NULL if unknown */
 
 struct frame {
-	unsigned type, flags;
+	unsigned type, flags;     /* FRAME_ZSTD is never set here: the reader has decompressed */
 	uint64_t stream, seq;
 	uint32_t data_len;        /* as on the wire: a multiple of 64 unless the writer was another program */
 	struct meta meta;         /* read-only view; valid until the next frame_reader_next */
@@ -89,7 +89,7 @@ void frame_reader_free(struct frame_reader *r);
 
 /* Moves on to the next event.  *f stays valid until the call after FRAME_BODY.  Errors name the frame number, stream and byte offset:
  * DS_DATA for bad bytes, CRC, END counts that differ and for end of input without END (truncation); DS_PROTO for another magic
- * version; an unknown type without the droppable flag is DS_DATA, with it the frame is skipped inside.  After an error, every further
+ * version; an unknown type or flag without the droppable flag is DS_DATA, with it the frame is skipped inside.  After an error, every further
  * call gives the same error.  zstd payloads are decompressed here, so that data and data_len are those of the plain payload. */
 int frame_reader_next(struct frame_reader *r, enum frame_event *ev, struct frame **f, struct ds_err *err);
 /* After FRAME_HEAD and before the next call: the payload's data_len bytes go to dst (which must stay valid until FRAME_BODY). */
@@ -97,6 +97,9 @@ void frame_reader_into(struct frame_reader *r, void *dst);
 /* True when nothing was read yet of a next frame (a cut here is clean only after END). */
 bool frame_reader_idle(const struct frame_reader *r);
 bool frame_reader_ended(const struct frame_reader *r); /* END was read */
+/* For blocking descriptors within a poll loop: ask poll(2) before each read(2) and give FRAME_AGAIN instead of waiting. */
+void frame_reader_polled(struct frame_reader *r, bool on);
+uint64_t frame_reader_bytes(const struct frame_reader *r); /* read so far: tells a silent peer from a slow one */
 
 /* ---- writing ---- */
 
@@ -109,10 +112,13 @@ void frame_writer_free(struct frame_writer *w);
  * concatenation of iov[0..n), zero-padded to 64.  With `hash`, "xxh" is added to meta.  DS_IO (DS_SIGPIPE for EPIPE) on failure, also sticky. */
 int frame_write(struct frame_writer *w, unsigned type, unsigned flags, uint64_t stream, const struct meta_builder *meta,
 	const struct iovec *iov, int n, bool hash, struct ds_err *err);
-/* Forwards a frame as it came (meta_raw and data kept, numbered anew). */
+/* Forwards a frame as it came (meta_raw and data kept, numbered anew).  With FRAME_ZSTD in frame_write's flags the payload is
+ * compressed here; a hash is that of the plain payload. */
 int frame_forward(struct frame_writer *w, const struct frame *f, struct ds_err *err);
 /* The END frame with its counts; nothing may follow. */
 int frame_write_end(struct frame_writer *w, struct ds_err *err);
+/* Bytes outside any frame, for programs whose output is text; never mixed with frames. */
+int frame_write_raw(struct frame_writer *w, const void *p, size_t n, struct ds_err *err);
 /* Bytes that wait in the queue (non-blocking descriptors). */
 size_t frame_writer_queued(const struct frame_writer *w);
 /* Writes what waits, as far as the descriptor takes it. */

@@ -41,12 +41,18 @@ struct model {
 	struct mtp_layer *mtp;         /* [mtp_layers]; empty when the checkpoint's files lack them */
 	size_t mtp_count;
 	char fingerprint[40];          /* hex: configuration, headers, small tensors, a sample of every other */
+	struct checkpoint *files;      /* model/checkpoint.h: the mapped files and all their tensors */
+	void **copies;                 /* small tensors that could not be used where they lie (type, alignment) */
+	size_t copy_count;
 	char dir[1];                   /* path as given (allocated longer) */
 };
 
 /* Opens; DS_NOINPUT, DS_DATA (names file, tensor, reason), DS_OS.  Thread-safe. */
 int model_open(struct model **m, const char *dir, struct ds_err *err);
 void model_close(struct model *m);
+
+/* Calls fn for every tensor that the model does not use: unknown names, and names that the index leaves out.  Returns their number. */
+size_t model_unused(const struct model *m, void (*fn)(void *arg, const char *file, const char *tensor, size_t tensor_len), void *arg);
 
 /* Every weight's values: NaN, infinity or non-finite scales are refused by name.  Reads the whole checkpoint. */
 int model_verify(const struct model *m, struct ds_err *err);

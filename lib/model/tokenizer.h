@@ -18,7 +18,9 @@ int tokenizer_open(struct tokenizer **t, const char *dir, struct ds_err *err);
 int tokenizer_parse(struct tokenizer **t, const char *json, size_t n, const char *name, struct ds_err *err);
 void tokenizer_free(struct tokenizer *t);
 
-struct ids { uint32_t *v; size_t n, cap; };
+struct ids { uint32_t *v; size_t n, cap; }; /* starts zeroed */
+bool ids_add(struct ids *ids, uint32_t id); /* false: no memory */
+void ids_free(struct ids *ids);
 
 /* Appends the ids of text (any bytes; what is no UTF-8 is refused with DS_DATA and its offset).  Added tokens in the text are recognised. */
 int tokenizer_encode(struct tokenizer *t, const char *text, size_t n, struct ids *out, struct ds_err *err);

@@ -1,0 +1,65 @@
+/* Operands as float32, for sets whose products are of float32: a unit is one element.  See attn_body.h. */
+
+static inline vf v_mac(vf acc, const unit_t *a, const unit_t *b)
+{
+	return v_fma(v_set1(*a), v_load(b), acc);
+}
+
+static inline void put_p(unit_t *unit, vf lo, vf hi, bool round)
+{
+	(void)hi;
+	v_store(unit, round ? v_round(lo) : lo);
+}
+
+/* A query as column 0 of units [kdim, lanes]. */
+static void put_query(const struct isa *isa, unit_t *column, size_t lanes, const float *q, size_t kdim, bool round,
+	float *row)
+{
+	memcpy(row, q, kdim * sizeof(*row));
+	if (round)
+		isa->round(row, kdim);
+	for (size_t k = 0; k < kdim; k++)
+		column[k * lanes] = row[k];
+}
+
+static void expanded_operands(const struct attn_task *t, const struct expanded_scratch *x, size_t n, struct look *l)
+{
+	(void)t;
+	(void)n;
+	l->k = x->k;
+	l->ldk = x->ldk;
+	l->ksteps = x->kdim;
+	l->v = x->v;
+}
+
+/* Pages of float32 are read where they lie, if whole vectors of values can be. */
+static void absorbed_operands(const struct attn_task *t, const struct absorbed_scratch *x, size_t p, size_t n,
+	struct look *l)
+{
+	const struct kv_pages *kv = &t->seg->kv;
+	float *k = x->k;
+
+	l->ksteps = x->kdim;
+	if (kv->type == DT_F32 && !t->shape->round && t->shape->lora % ATTN_LANES == 0) {
+		l->k = l->v = kv_row(kv, p, 0);
+		l->ldk = l->ldv = kv->row_ld;
+		return;
+	}
+	l->k = l->v = k;
+	l->ldk = l->ldv = x->ld;
+	for (size_t i = 0; i < n; i++, k += x->ld) {
+		const void *row = kv_row(kv, p, i);
+		size_t j = 0;
+		memset(k + x->kdim, 0, (x->ld - x->kdim) * sizeof(*k));
+		if (kv->type == DT_F32) {
+			memcpy(k, row, x->kdim * sizeof(*k));
+			if (t->shape->round)
+				t->isa->round(k, x->kdim);
+			continue;
+		}
+		for (; j + VL <= x->kdim; j += VL)
+			v_store(k + j, v_load_bf16((const uint16_t *)row + j));
+		for (; j < x->kdim; j++)
+			k[j] = bf16_to_f32(((const uint16_t *)row)[j]);
+	}
+}

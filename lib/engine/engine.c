@@ -1,0 +1,275 @@
+#include "engine/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/mem.h"
+#include "engine/internal.h"
+
+/* ---- working memory ---- */
+
+static size_t larger(size_t a, size_t b)
+{
+	return a > b ? a : b;
+}
+
+/* Hands out a part of the working memory; in the first pass, without a base, it only adds up. */
+static void *part(const struct engine *e, size_t *at, size_t n, size_t size)
+{
+	void *p = e->memory ? e->memory + *at : NULL;
+
+	*at += round_up(n * size, 64);
+	return p;
+}
+
+static size_t pack_bytes(size_t rows, size_t cols)
+{
+	return larger(kern_pack_bytes(ACT_BF16, rows, cols), kern_pack_bytes(ACT_F8, rows, cols));
+}
+
+static void lay_out_attention(struct engine *e, size_t *at)
+{
+	const struct config *c = e->c;
+	size_t rows = e->max_rows;
+
+	e->inv_freq = part(e, at, c->rope / 2, sizeof(double));
+	e->tokens = part(e, at, rows, sizeof(uint32_t));
+	e->cs = part(e, at, rows * c->rope, sizeof(float));
+	e->h = part(e, at, rows * c->hidden, sizeof(float));
+	e->x = part(e, at, rows * c->hidden, sizeof(float));
+	e->t = part(e, at, rows * c->hidden, sizeof(float));
+	e->qa = part(e, at, rows * c->q_lora, sizeof(float));
+	e->q = part(e, at, rows * c->heads * (c->nope + c->rope), sizeof(float));
+	e->kva = part(e, at, rows * (c->kv_lora + c->rope), sizeof(float));
+	e->o = part(e, at, rows * c->heads * c->v, sizeof(float));
+	e->attn = part(e, at, e->max_segs, sizeof(struct attn_seg));
+}
+
+static void lay_out_ffn(struct engine *e, size_t *at)
+{
+	const struct config *c = e->c;
+	size_t rows = e->max_rows, pairs = rows * c->top_k, dense = larger(c->inter, c->shared * c->moe_inter);
+	size_t wide = larger(rows * dense, pairs * c->moe_inter);
+
+	e->gate = part(e, at, wide, sizeof(float));
+	e->up = part(e, at, wide, sizeof(float));
+	e->router = part(e, at, rows * c->experts, sizeof(float));
+	e->ids = part(e, at, pairs, sizeof(uint32_t));
+	e->weights = part(e, at, pairs, sizeof(float));
+	e->gather = part(e, at, pairs, sizeof(uint32_t));
+	e->slot = part(e, at, pairs, sizeof(uint32_t));
+	e->offset = part(e, at, c->experts + 2, sizeof(uint32_t));
+	e->expert_out = part(e, at, pairs * c->hidden, sizeof(float));
+	e->gemms = part(e, at, 2 * c->experts + 4, sizeof(struct gemm));
+	e->packed = part(e, at, pack_bytes(larger(rows, e->max_segs), larger(c->hidden, c->q_lora)), 1);
+	e->packed2 = part(e, at, larger(larger(pack_bytes(rows, dense), pack_bytes(rows, c->hidden)),
+		larger(pack_bytes(pairs, c->moe_inter), pack_bytes(rows, c->heads * c->v))), 1);
+}
+
+static size_t lay_out(struct engine *e)
+{
+	const struct config *c = e->c;
+	size_t at = 0;
+
+	lay_out_attention(e, &at);
+	lay_out_ffn(e, &at);
+	e->last = part(e, &at, e->max_segs * c->hidden, sizeof(float));
+	e->logits = part(e, &at, e->max_segs * c->vocab, sizeof(float));
+	e->argmax = part(e, &at, e->max_segs, sizeof(uint32_t));
+	e->lse = part(e, &at, e->max_segs, sizeof(float));
+	return at;
+}
+
+static int reserve(struct engine *e, struct ds_err *err)
+{
+	e->memory_bytes = lay_out(e);
+	e->memory = mmap(NULL, e->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (e->memory == MAP_FAILED) {
+		e->memory = NULL;
+		return err_set(err, DS_OS, "out of memory: %zu bytes for steps of %zu tokens; lower --chunk or --max-batch",
+			e->memory_bytes, e->max_rows);
+	}
+	lay_out(e);
+	config_inv_freq(e->c, e->inv_freq);
+	return 0;
+}
+
+int engine_new(struct engine **out, const struct model *m, const struct engine_config *c, struct ds_err *err)
+{
+	struct engine *e = mem_calloc(1, sizeof(*e));
+	int rc;
+
+	if (!e)
+		return err_nomem(err, sizeof(*e), "engine");
+	e->m = m;
+	e->c = &m->config;
+	e->round = c->arith == ARITH_BF16;
+	e->max_rows = c->max_rows;
+	e->max_segs = c->max_segs;
+	rc = reserve(e, err);
+	if (!rc)
+		rc = kern_stream_new(&e->s, c->threads, c->kernels, err);
+	if (rc) {
+		engine_free(e);
+		return rc;
+	}
+	*out = e;
+	return 0;
+}
+
+void engine_free(struct engine *e)
+{
+	if (!e)
+		return;
+	if (e->s)
+		kern_stream_free(e->s);
+	if (e->memory)
+		munmap(e->memory, e->memory_bytes);
+	free(e->pages);
+	free(e);
+}
+
+const struct model *engine_model(const struct engine *e) { return e->m; }
+const char *engine_kernels(const struct engine *e) { return kern_set_name(e->s); }
+enum dtype engine_kv_type(const struct engine *e) { return e->round ? DT_BF16 : DT_F32; }
+size_t engine_kv_dim(const struct engine *e) { return e->c->kv_lora + e->c->rope; }
+
+int engine_kv_pool(const struct engine *e, uint64_t bytes, struct kv_pool **p, struct ds_err *err)
+{
+	return kv_pool_new(p, engine_kv_type(e), e->c->layers, engine_kv_dim(e), bytes, err);
+}
+
+void engine_set_tap(struct engine *e, engine_tap fn, void *ctx)
+{
+	e->tap = fn;
+	e->tap_ctx = ctx;
+}
+
+void engine_show(const struct engine *e, const char *point, size_t layer, enum dtype type, const void *data, size_t rows,
+	size_t cols)
+{
+	if (e->tap)
+		e->tap(e->tap_ctx, point, layer, type, data, rows, cols);
+}
+
+/* ---- products ---- */
+
+enum act_kind engine_act(const struct engine *e, const struct mat *w)
+{
+	if (w->type == DT_F8_E4M3)
+		return ACT_F8;
+	return e->round && w->type == DT_BF16 ? ACT_BF16 : ACT_F32;
+}
+
+void engine_linear(struct engine *e, float *y, const float *x, const struct mat *w, size_t rows, void *buf, bool round)
+{
+	struct act a;
+
+	kern_pack(e->s, engine_act(e, w), e->c->ue8m0, x, rows, w->cols, w->cols, buf, &a);
+	e->gemms[0] = (struct gemm){ .y = y, .ldy = w->rows, .x = &a, .w = w, .rows = rows, .round = round };
+	kern_gemm(e->s, e->gemms, 1);
+}
+
+/* ---- a step ---- */
+
+static void embed(struct engine *e, struct batch *b)
+{
+	const struct config *c = e->c;
+	size_t row = 0;
+
+	for (size_t i = 0; i < b->count; i++)
+		for (size_t r = 0; r < b->segs[i].rows; r++, row++) {
+			e->tokens[row] = b->segs[i].tokens[r];
+			config_rope_row(c, e->inv_freq, b->segs[i].kv->length + r, e->cs + row * c->rope);
+		}
+	kern_embed(e->s, e->h, c->hidden, &e->m->embed, e->tokens, b->rows);
+	if (e->round)
+		kern_round(e->s, e->h, b->rows * c->hidden);
+	engine_show(e, "embed", 0, DT_F32, e->h, b->rows, c->hidden);
+}
+
+static void run_layer(struct engine *e, size_t n, struct batch *b)
+{
+	const struct layer *l = &e->m->layers[n];
+	struct act x;
+
+	stage_attn0(e, l, n, b);
+	stage_attn1(e, l, n, b);
+	if (l->moe) {
+		stage_dispatch(e, l, b, &x);
+		stage_mlp(e, l, b, &x);
+		stage_shared(e, l, b);
+		stage_combine(e, b);
+	} else {
+		stage_dense(e, l, b);
+	}
+	kern_add(e->s, e->h, e->t, b->rows * e->c->hidden, e->round);
+	engine_show(e, "out", n, DT_F32, e->h, b->rows, e->c->hidden);
+}
+
+/* The last norm for all rows, the head for those whose logits are wanted. */
+static void head(struct engine *e, struct batch *b)
+{
+	const struct config *c = e->c;
+	size_t row = 0, n = 0;
+
+	kern_rmsnorm(e->s, e->x, c->hidden, e->h, c->hidden, &e->m->norm, (float)c->eps, b->rows, c->hidden, e->round);
+	engine_show(e, "final", 0, DT_F32, e->x, b->rows, c->hidden);
+	for (size_t i = 0; i < b->count; i++) {
+		row += b->segs[i].rows;
+		if (b->segs[i].want_logits)
+			memcpy(e->last + n++ * c->hidden, e->x + (row - 1) * c->hidden, c->hidden * sizeof(float));
+	}
+	if (!n)
+		return;
+	engine_linear(e, e->logits, e->last, &e->m->head, n, e->packed, false);
+	kern_argmax_lse(e->s, e->logits, c->vocab, n, c->vocab, e->argmax, e->lse);
+	n = 0;
+	for (size_t i = 0; i < b->count; i++)
+		if (b->segs[i].want_logits) {
+			b->segs[i].logits = e->logits + n * c->vocab;
+			b->segs[i].argmax = e->argmax[n];
+			b->segs[i].lse = e->lse[n++];
+		}
+}
+
+/* Room for the page pointers of every segment. */
+static int reserve_pages(struct engine *e, const struct batch *b, struct ds_err *err)
+{
+	size_t need = 0;
+	void **p;
+
+	for (size_t i = 0; i < b->count; i++)
+		need += kv_blocks_for(b->segs[i].kv->length + b->segs[i].rows);
+	if (need <= e->page_cap)
+		return 0;
+	p = mem_realloc(e->pages, 2 * need, sizeof(*p));
+	if (!p)
+		return err_nomem(err, 2 * need * sizeof(*p), "page tables");
+	e->pages = p;
+	e->page_cap = 2 * need;
+	return 0;
+}
+
+int engine_step(struct engine *e, struct segment *segs, size_t count, struct ds_err *err)
+{
+	struct batch b = { .segs = segs, .count = count };
+	int rc;
+
+	for (size_t i = 0; i < count; i++)
+		b.rows += segs[i].rows;
+	if (count > e->max_segs || b.rows > e->max_rows)
+		return err_set(err, DS_BUG, "a step of %zu segments and %zu rows, more than %zu and %zu", count, b.rows,
+			e->max_segs, e->max_rows);
+	rc = reserve_pages(e, &b, err);
+	if (rc || !b.rows)
+		return rc;
+	embed(e, &b);
+	for (size_t n = 0; n < e->c->layers; n++)
+		run_layer(e, n, &b);
+	head(e, &b);
+	for (size_t i = 0; i < count; i++)
+		segs[i].kv->length += segs[i].rows;
+	return 0;
+}

@@ -1,0 +1,65 @@
+/*
+ * The engine: one step takes rows of many sequences through all layers.
+ *
+ * A step is a list of segments, each some new tokens of one sequence, attended either in the expanded form (prefill) or in
+ * the absorbed form (decode) over the sequence's paged latent cache.  Rows of all segments go through the matrix products
+ * together; by law 2 no row's bits depend on its company.
+ *
+ * Arithmetic: ARITH_F32 keeps float32 throughout (comparison with references); ARITH_BF16 rounds where DeepSeek's engine
+ * holds bfloat16: the residual stream, inputs and outputs of every product, core attention, the cache, each expert's output
+ * row.  FP8 weights take FP8 products in both (activations quantised 1x128), except kv_b_proj, which is dequantised.
+ */
+#ifndef DS_ENGINE_ENGINE_H
+#define DS_ENGINE_ENGINE_H
+
+#include "engine/kv.h"
+#include "kernels/kernels.h"
+#include "model/model.h"
+
+enum arith { ARITH_BF16, ARITH_F32 };
+
+struct engine;
+
+struct engine_config {
+	enum arith arith;
+	int threads;
+	const char *kernels; /* kernel set, or NULL */
+	size_t max_rows;     /* most rows (tokens) in one step */
+	size_t max_segs;     /* most segments in one step, and rows of logits */
+};
+
+struct segment {
+	struct kv_seq *kv;       /* has room (kv_seq_reserve) for length + rows tokens; the step advances length */
+	const uint32_t *tokens;  /* [rows], each below the vocabulary's size */
+	size_t rows;
+	bool absorbed;
+	bool want_logits;        /* of the last row */
+	/* set by the step where logits are wanted; valid until the next step */
+	const float *logits;     /* [vocab] */
+	uint32_t argmax;
+	float lse;               /* log sum exp of logits */
+};
+
+/* The model must outlive the engine.  DS_CONFIG for an unknown kernel set, DS_OS without memory. */
+int engine_new(struct engine **e, const struct model *m, const struct engine_config *c, struct ds_err *err);
+void engine_free(struct engine *e);
+
+const struct model *engine_model(const struct engine *e);
+const char *engine_kernels(const struct engine *e);
+enum dtype engine_kv_type(const struct engine *e);  /* of the pool that goes with it */
+size_t engine_kv_dim(const struct engine *e);
+int engine_kv_pool(const struct engine *e, uint64_t bytes, struct kv_pool **p, struct ds_err *err);
+
+/* One step; count <= max_segs, the sum of rows <= max_rows (else DS_BUG).  DS_OS: no memory, nothing was done. */
+int engine_step(struct engine *e, struct segment *segs, size_t count, struct ds_err *err);
+
+/*
+ * Taps: fn sees a tensor at a point of a layer while a step runs (goldens, dumps).  Points and their rows:
+ *   "embed" [rows, hidden] layer 0, "attn" and "out" (residual stream after attention and after the layer) [rows, hidden],
+ *   "router.logits" [rows, experts], "router.ids" (U32) and "router.weights" [rows, top_k], "final" [rows, hidden].
+ */
+typedef void (*engine_tap)(void *ctx, const char *point, size_t layer, enum dtype type, const void *data, size_t rows,
+	size_t cols);
+void engine_set_tap(struct engine *e, engine_tap fn, void *ctx);
+
+#endif

@@ -1,0 +1,119 @@
+#include "engine/kv.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/mem.h"
+
+int kv_pool_new(struct kv_pool **out, enum dtype type, size_t layers, size_t dim, uint64_t bytes, struct ds_err *err)
+{
+	size_t block = layers * KV_BLOCK * dim * dtype_size(type);
+	struct kv_pool *p;
+
+	if (bytes / block == 0)
+		return err_set(err, DS_CONFIG, "--kv-memory of %llu bytes is less than one block of %d tokens, %zu bytes",
+			(unsigned long long)bytes, KV_BLOCK, block);
+	p = mem_calloc(1, sizeof(*p));
+	if (!p)
+		return err_nomem(err, sizeof(*p), "KV pool");
+	p->type = type;
+	p->layers = layers;
+	p->dim = dim;
+	p->block_bytes = block;
+	p->blocks = bytes / block < UINT32_MAX ? (size_t)(bytes / block) : UINT32_MAX;
+	p->free = mem_array(p->blocks, sizeof(*p->free));
+	p->memory = mmap(NULL, p->blocks * block, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+		0);
+	if (p->memory == MAP_FAILED)
+		p->memory = NULL;
+	if (!p->free || !p->memory) {
+		err_set(err, DS_OS, "out of memory: %zu bytes for the KV cache; lower --kv-memory", p->blocks * block);
+		kv_pool_free(p);
+		return err->code;
+	}
+	/* Low numbers are handed out first, so that memory once touched is used again. */
+	for (size_t i = 0; i < p->blocks; i++)
+		p->free[i] = (uint32_t)(p->blocks - 1 - i);
+	*out = p;
+	return 0;
+}
+
+void kv_pool_free(struct kv_pool *p)
+{
+	if (!p)
+		return;
+	if (p->memory)
+		munmap(p->memory, p->blocks * p->block_bytes);
+	free(p->free);
+	free(p);
+}
+
+size_t kv_pool_available(const struct kv_pool *p)
+{
+	return p->blocks - p->used;
+}
+
+bool kv_seq_reserve(struct kv_seq *s, struct kv_pool *p, size_t tokens)
+{
+	size_t need = kv_blocks_for(tokens);
+
+	if (need > s->cap) {
+		size_t cap = need > 2 * s->cap ? need : 2 * s->cap;
+		void **pages = mem_realloc(s->pages, cap, sizeof(*pages));
+
+		if (!pages)
+			return false;
+		s->pages = pages;
+		s->cap = cap;
+	}
+	while (s->count < need) {
+		if (p->used == p->blocks)
+			return false;
+		s->pages[s->count++] = p->memory + p->free[p->blocks - ++p->used] * p->block_bytes;
+	}
+	return true;
+}
+
+static void give_back(struct kv_seq *s, struct kv_pool *p)
+{
+	while (s->count > 0) {
+		size_t offset = (size_t)((unsigned char *)s->pages[--s->count] - p->memory);
+
+		p->free[p->blocks - p->used--] = (uint32_t)(offset / p->block_bytes);
+	}
+}
+
+void kv_seq_clear(struct kv_seq *s, struct kv_pool *p)
+{
+	give_back(s, p);
+	free(s->pages);
+	*s = (struct kv_seq){ 0 };
+}
+
+bool kv_seq_park(struct kv_seq *s, struct kv_pool *p, struct kv_parked *out)
+{
+	size_t blocks = kv_blocks_for(s->length);
+	unsigned char *bytes = mem_array(blocks, p->block_bytes);
+
+	if (!bytes)
+		return false;
+	for (size_t i = 0; i < blocks; i++)
+		memcpy(bytes + i * p->block_bytes, s->pages[i], p->block_bytes);
+	*out = (struct kv_parked){ .bytes = bytes, .blocks = blocks, .length = s->length };
+	give_back(s, p);
+	s->length = 0;
+	return true;
+}
+
+bool kv_seq_unpark(struct kv_seq *s, struct kv_pool *p, struct kv_parked *in)
+{
+	if (kv_pool_available(p) < in->blocks || !kv_seq_reserve(s, p, in->blocks * KV_BLOCK))
+		return false;
+	for (size_t i = 0; i < in->blocks; i++)
+		memcpy(s->pages[i], in->bytes + i * p->block_bytes, p->block_bytes);
+	s->length = in->length;
+	free(in->bytes);
+	*in = (struct kv_parked){ 0 };
+	return true;
+}

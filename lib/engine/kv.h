@@ -1,0 +1,49 @@
+/*
+ * The paged latent KV cache: a pool of blocks of 64 tokens, and sequences as tables of blocks.
+ *
+ * A block is [layers][KV_BLOCK][dim] elements, dim = kv_lora + rope: per token and layer the latent after its norm, then
+ * the rotated key part.  This is also the payload of a KV frame, so blocks go to and come from streams without a copy.
+ * The pool's memory is reserved at once and touched as it is used.  Not thread-safe.
+ */
+#ifndef DS_ENGINE_KV_H
+#define DS_ENGINE_KV_H
+
+#include <stdbool.h>
+
+#include "base/err.h"
+#include "base/tensor.h"
+
+enum { KV_BLOCK = 64 };
+
+struct kv_pool {
+	enum dtype type;        /* DT_BF16 or DT_F32 */
+	size_t layers, dim;
+	size_t block_bytes;     /* layers * KV_BLOCK * dim * element size */
+	size_t blocks, used;
+	unsigned char *memory;  /* [blocks][block_bytes] */
+	uint32_t *free;         /* stack of free block numbers, [blocks - used] of it valid */
+};
+
+struct kv_seq {
+	void **pages;           /* [count] blocks of a pool */
+	size_t count, cap;
+	size_t length;          /* tokens whose rows are in the cache */
+};
+
+/* As many blocks as fit in `bytes`, at least one (DS_CONFIG if not even one fits). */
+int kv_pool_new(struct kv_pool **p, enum dtype type, size_t layers, size_t dim, uint64_t bytes, struct ds_err *err);
+void kv_pool_free(struct kv_pool *p);
+size_t kv_pool_available(const struct kv_pool *p);
+static inline size_t kv_blocks_for(size_t tokens) { return (tokens + KV_BLOCK - 1) / KV_BLOCK; }
+
+/* Grows s until it has room for `tokens` tokens.  False: the pool is empty or memory ran out; s keeps what it got. */
+bool kv_seq_reserve(struct kv_seq *s, struct kv_pool *p, size_t tokens);
+/* Gives all blocks back. */
+void kv_seq_clear(struct kv_seq *s, struct kv_pool *p);
+
+/* Parking: the blocks' contents move to ordinary memory and the blocks become free; and back (false: no room now). */
+struct kv_parked { unsigned char *bytes; size_t blocks, length; };
+bool kv_seq_park(struct kv_seq *s, struct kv_pool *p, struct kv_parked *out);
+bool kv_seq_unpark(struct kv_seq *s, struct kv_pool *p, struct kv_parked *in);
+
+#endif

@@ -1,0 +1,439 @@
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+#include <zstd.h>
+
+#include "base/mem.h"
+#include "frame/internal.h"
+
+enum {
+	ZSTD_LEVEL = 1,         /* faster than most links */
+	PAD_KEY = 2,            /* a1 5f */
+	XXH_BYTES = 1 + 3 + 9,  /* a3 "xxh" cf ........ */
+	ROOM = FRAME_HEAD_BYTES + 5 + XXH_BYTES + PAD_KEY + FRAME_ALIGN + 2 + FRAME_BIN_BYTES, /* all but the builder's bytes */
+};
+
+struct frame_writer {
+	int fd;
+	char *name;
+	bool failed, ended;
+	struct ds_err error;     /* sticky, once failed */
+	uint64_t seq, bytes;     /* written so far, the queue included */
+	uint8_t *head;           /* head, meta and bin header of the present frame */
+	size_t head_cap;
+	struct iovec *iov;       /* pieces of the present frame */
+	size_t iov_cap;
+	uint8_t *queue;          /* what the descriptor did not take yet: [sent, queued) */
+	size_t sent, queued, queue_cap;
+	XXH3_state_t *xxh;
+};
+
+static const uint8_t zeros[FRAME_ALIGN];
+
+int frame_writer_new(struct frame_writer **out, int fd, const char *name, struct ds_err *err)
+{
+	struct frame_writer *w = mem_calloc(1, sizeof *w);
+
+	*out = NULL;
+	if (!w || !(w->name = strdup(name))) {
+		free(w);
+		return err_nomem(err, sizeof *w, "frame writer");
+	}
+	w->fd = fd;
+	*out = w;
+	return 0;
+}
+
+void frame_writer_free(struct frame_writer *w)
+{
+	if (!w)
+		return;
+	XXH3_freeState(w->xxh);
+	free(w->name);
+	free(w->head);
+	free(w->iov);
+	free(w->queue);
+	free(w);
+}
+
+/* ---- bytes out ---- */
+
+static int fail(struct frame_writer *w, struct ds_err *err)
+{
+	w->failed = true;
+	if (errno == EPIPE)
+		err_set(&w->error, DS_SIGPIPE, "'%s': the reader has gone", w->name);
+	else
+		err_errno(&w->error, DS_IO, "cannot write to '%s'", w->name);
+	*err = w->error;
+	return err->code;
+}
+
+static int queue_add(struct frame_writer *w, const void *p, size_t n, struct ds_err *err)
+{
+	if (w->queued + n > w->queue_cap && w->sent) {
+		memmove(w->queue, w->queue + w->sent, w->queued - w->sent);
+		w->queued -= w->sent;
+		w->sent = 0;
+	}
+	if (w->queued + n > w->queue_cap) {
+		size_t cap = 2 * (w->queued + n);
+		uint8_t *q = mem_realloc(w->queue, cap, 1);
+
+		if (!q) { /* half a frame is out: the stream cannot go on */
+			w->failed = true;
+			err_nomem(&w->error, cap, "frames that wait for a slow reader");
+			*err = w->error;
+			return err->code;
+		}
+		w->queue = q;
+		w->queue_cap = cap;
+	}
+	memcpy(w->queue + w->queued, p, n);
+	w->queued += n;
+	return 0;
+}
+
+static void iov_skip(struct iovec **iov, size_t *n, size_t bytes)
+{
+	while (*n && bytes >= (*iov)->iov_len) {
+		bytes -= (*iov)->iov_len;
+		++*iov;
+		--*n;
+	}
+	if (*n) {
+		(*iov)->iov_base = (uint8_t *)(*iov)->iov_base + bytes;
+		(*iov)->iov_len -= bytes;
+	}
+}
+
+/* Writes iov, which it changes; what the descriptor does not take is queued. */
+static int put_iov(struct frame_writer *w, struct iovec *iov, size_t n, struct ds_err *err)
+{
+	int rc = frame_writer_flush(w, err);
+
+	iov_skip(&iov, &n, 0);
+	while (!rc && n && !frame_writer_queued(w)) {
+		ssize_t got = writev(w->fd, iov, n < IOV_MAX ? (int)n : IOV_MAX);
+
+		if (got >= 0)
+			iov_skip(&iov, &n, (size_t)got);
+		else if (errno == EAGAIN || errno == EWOULDBLOCK)
+			break;
+		else if (errno != EINTR)
+			return fail(w, err);
+	}
+	for (size_t i = 0; !rc && i < n; i++)
+		rc = queue_add(w, iov[i].iov_base, iov[i].iov_len, err);
+	return rc;
+}
+
+size_t frame_writer_queued(const struct frame_writer *w)
+{
+	return w->queued - w->sent;
+}
+
+int frame_writer_flush(struct frame_writer *w, struct ds_err *err)
+{
+	if (w->failed) {
+		*err = w->error;
+		return err->code;
+	}
+	while (w->sent < w->queued) {
+		ssize_t n = write(w->fd, w->queue + w->sent, w->queued - w->sent);
+
+		if (n >= 0)
+			w->sent += (size_t)n;
+		else if (errno == EAGAIN || errno == EWOULDBLOCK)
+			return 0;
+		else if (errno != EINTR)
+			return fail(w, err);
+	}
+	w->sent = w->queued = 0;
+	if (w->queue_cap > 1 << 20) { /* a burst's memory is not kept */
+		free(w->queue);
+		w->queue = NULL;
+		w->queue_cap = 0;
+	}
+	return 0;
+}
+
+int frame_write_raw(struct frame_writer *w, const void *p, size_t n, struct ds_err *err)
+{
+	struct iovec iov = { (void *)(uintptr_t)p, n };
+
+	return put_iov(w, &iov, 1, err);
+}
+
+/* ---- frames ---- */
+
+static void put_head(struct frame_writer *w, unsigned type, unsigned flags, uint64_t stream, uint32_t meta_len,
+	uint32_t data_len)
+{
+	uint8_t *h = w->head;
+
+	memcpy(h, "\x9a\xa4" "DSF1" "\xcc", 7);
+	h[7] = (uint8_t)type;
+	h[8] = 0xcd;
+	put_be16(h + 9, flags);
+	h[11] = 0xcf;
+	put_be64(h + 12, stream);
+	h[20] = 0xcf;
+	put_be64(h + 21, w->seq);
+	h[29] = 0xce;
+	put_be32(h + 30, meta_len);
+	h[34] = 0xce;
+	put_be32(h + 35, data_len);
+	h[39] = 0xce;
+	put_be32(h + 40, crc32_add(crc32_add(0, h, 39), h + FRAME_HEAD_BYTES, meta_len));
+	h[FRAME_HEAD_BYTES + meta_len] = 0xc6;
+	put_be32(h + FRAME_HEAD_BYTES + meta_len + 1, data_len);
+}
+
+static uint8_t *put_map(uint8_t *p, size_t pairs)
+{
+	if (pairs < 16) {
+		*p++ = (uint8_t)(0x80 | pairs);
+		return p;
+	}
+	if (pairs < 0x10000) {
+		*p++ = 0xde;
+		put_be16(p, (unsigned)pairs);
+		return p + 2;
+	}
+	*p++ = 0xdf;
+	put_be32(p, (uint32_t)pairs);
+	return p + 4;
+}
+
+/* The value of "_": a string that fills 1 .. 64 bytes, header included. */
+static uint8_t *put_padding(uint8_t *p, size_t bytes)
+{
+	size_t head = bytes <= 32 ? 1 : 2;
+
+	if (head == 1) {
+		*p++ = (uint8_t)(0xa0 | (bytes - 1));
+	} else {
+		*p++ = 0xd9;
+		*p++ = (uint8_t)(bytes - 2);
+	}
+	memset(p, ' ', bytes - head);
+	return p + (bytes - head);
+}
+
+static int need_head(struct frame_writer *w, size_t n, struct ds_err *err)
+{
+	uint8_t *p;
+
+	if (n <= w->head_cap)
+		return 0;
+	p = mem_realloc(w->head, n, 1);
+	if (!p)
+		return err_nomem(err, n, "frame meta");
+	w->head = p;
+	w->head_cap = n;
+	return 0;
+}
+
+/* Meta behind the head's place, padded so that what follows the bin header is aligned; its length is left in *meta_len. */
+static int put_meta(struct frame_writer *w, const struct meta_builder *meta, const uint64_t *xxh, uint32_t *meta_len,
+	struct ds_err *err)
+{
+	const uint8_t *built;
+	uint8_t *p;
+	size_t n, pairs, used;
+	int rc = meta_built(meta, &built, &n, &pairs, err);
+
+	if (rc)
+		return rc;
+	if (n > FRAME_META_MAX - ROOM)
+		return err_set(err, DS_DATA, "frame meta of %zu bytes is over the limit of %d", n, FRAME_META_MAX - ROOM);
+	rc = need_head(w, n + ROOM, err);
+	if (rc)
+		return rc;
+	p = put_map(w->head + FRAME_HEAD_BYTES, pairs + 1 + (xxh != NULL));
+	if (n)
+		memcpy(p, built, n);
+	p += n;
+	if (xxh) {
+		memcpy(p, "\xa3xxh\xcf", 5);
+		put_be64(p + 5, *xxh);
+		p += XXH_BYTES;
+	}
+	memcpy(p, "\xa1_", PAD_KEY);
+	p += PAD_KEY;
+	used = (size_t)(p - w->head) + FRAME_BIN_BYTES;
+	p = put_padding(p, FRAME_ALIGN - used % FRAME_ALIGN);
+	*meta_len = (uint32_t)(p - w->head - FRAME_HEAD_BYTES);
+	return 0;
+}
+
+static int hash_payload(struct frame_writer *w, const struct iovec *iov, size_t n, size_t pad, uint64_t *xxh,
+	struct ds_err *err)
+{
+	if (!w->xxh && !(w->xxh = XXH3_createState()))
+		return err_nomem(err, sizeof *w, "payload hash");
+	XXH3_64bits_reset(w->xxh);
+	for (size_t i = 0; i < n; i++)
+		if (iov[i].iov_len)
+			XXH3_64bits_update(w->xxh, iov[i].iov_base, iov[i].iov_len);
+	if (pad)
+		XXH3_64bits_update(w->xxh, zeros, pad);
+	*xxh = XXH3_64bits_digest(w->xxh);
+	return 0;
+}
+
+/* The payload, padded, as one compressed piece. */
+static int compress(const struct iovec *iov, size_t n, size_t pad, struct buf *out, struct ds_err *err)
+{
+	struct buf plain = { 0 };
+	size_t cap, got;
+	int rc = 0;
+
+	for (size_t i = 0; i < n; i++)
+		buf_add(&plain, iov[i].iov_base, iov[i].iov_len);
+	buf_add(&plain, zeros, pad);
+	cap = ZSTD_compressBound(plain.len);
+	out->p = plain.nomem ? NULL : mem_array(cap, 1);
+	if (!out->p) {
+		rc = err_nomem(err, cap, "a compressed payload");
+		goto out;
+	}
+	got = ZSTD_compress(out->p, cap, plain.p, plain.len, ZSTD_LEVEL);
+	if (ZSTD_isError(got))
+		rc = err_set(err, DS_BUG, "cannot compress a payload: %s", ZSTD_getErrorName(got));
+	else
+		out->len = got;
+out:
+	buf_free(&plain);
+	return rc;
+}
+
+static int ready(struct frame_writer *w, struct ds_err *err)
+{
+	if (w->failed) {
+		*err = w->error;
+		return err->code;
+	}
+	if (w->ended)
+		return err_set(err, DS_BUG, "a frame after the end frame of '%s'", w->name);
+	return 0;
+}
+
+static int need_iov(struct frame_writer *w, size_t n, struct ds_err *err)
+{
+	struct iovec *p;
+
+	if (n <= w->iov_cap)
+		return 0;
+	p = mem_realloc(w->iov, n, sizeof *p);
+	if (!p)
+		return err_nomem(err, n * sizeof *p, "pieces of a frame");
+	w->iov = p;
+	w->iov_cap = n;
+	return 0;
+}
+
+static int payload_size(const struct iovec *iov, size_t n, size_t *total, struct ds_err *err)
+{
+	*total = 0;
+	for (size_t i = 0; i < n; i++)
+		if (__builtin_add_overflow(*total, iov[i].iov_len, total))
+			*total = SIZE_MAX;
+	if (*total > UINT32_MAX - FRAME_ALIGN)
+		return err_set(err, DS_DATA, "a payload of %zu bytes does not fit a frame", *total);
+	return 0;
+}
+
+/* Head and meta are in w->head; adds the pieces and sends. */
+static int send_frame(struct frame_writer *w, unsigned type, unsigned flags, uint64_t stream, uint32_t meta_len,
+	const struct iovec *iov, size_t n, size_t size, size_t pad, struct ds_err *err)
+{
+	size_t head = FRAME_HEAD_BYTES + (size_t)meta_len + FRAME_BIN_BYTES;
+	int rc = need_iov(w, n + 2, err);
+
+	if (rc)
+		return rc;
+	put_head(w, type, flags, stream, meta_len, (uint32_t)(size + pad));
+	w->iov[0] = (struct iovec){ w->head, head };
+	if (n)
+		memcpy(w->iov + 1, iov, n * sizeof *iov);
+	w->iov[n + 1] = (struct iovec){ (void *)(uintptr_t)zeros, pad };
+	w->seq++;
+	w->bytes += head + size + pad;
+	return put_iov(w, w->iov, n + 2, err);
+}
+
+int frame_write(struct frame_writer *w, unsigned type, unsigned flags, uint64_t stream, const struct meta_builder *meta,
+	const struct iovec *iov, int n, bool hash, struct ds_err *err)
+{
+	struct buf packed = { 0 };
+	struct iovec one;
+	size_t size, pad, pieces = n > 0 ? (size_t)n : 0;
+	uint64_t xxh = 0;
+	uint32_t meta_len = 0;
+	int rc = ready(w, err);
+
+	if (!rc)
+		rc = payload_size(iov, pieces, &size, err);
+	if (rc)
+		return rc;
+	pad = round_up(size, FRAME_ALIGN) - size;
+	hash = hash && size;
+	if (hash)
+		rc = hash_payload(w, iov, pieces, pad, &xxh, err);
+	if (!size)
+		flags &= ~(unsigned)FRAME_ZSTD;
+	if (!rc && (flags & FRAME_ZSTD)) {
+		rc = compress(iov, pieces, pad, &packed, err);
+		size = packed.len;
+		pad = round_up(size, FRAME_ALIGN) - size;
+		one = (struct iovec){ packed.p, size };
+		iov = &one;
+		pieces = 1;
+	}
+	if (!rc)
+		rc = put_meta(w, meta, hash ? &xxh : NULL, &meta_len, err);
+	if (!rc)
+		rc = send_frame(w, type, flags, stream, meta_len, iov, pieces, size, pad, err);
+	buf_free(&packed);
+	return rc;
+}
+
+int frame_forward(struct frame_writer *w, const struct frame *f, struct ds_err *err)
+{
+	struct iovec iov = { f->data, f->data_len };
+	int rc = ready(w, err);
+
+	if (!rc)
+		rc = need_head(w, f->meta_len + (size_t)ROOM, err);
+	if (rc)
+		return rc;
+	memcpy(w->head + FRAME_HEAD_BYTES, f->meta_raw, f->meta_len);
+	return send_frame(w, f->type, f->flags, f->stream, f->meta_len, &iov, f->data_len != 0, f->data_len, 0, err);
+}
+
+int frame_write_end(struct frame_writer *w, struct ds_err *err)
+{
+	struct meta_builder *b = meta_new();
+	int rc;
+
+	if (!b)
+		return err_nomem(err, 64, "frame meta");
+	meta_put_uint(b, "frames", w->seq);
+	meta_put_uint(b, "bytes", w->bytes);
+	rc = frame_write(w, FRAME_END, 0, 0, b, NULL, 0, false, err);
+	w->ended = true;
+	meta_free(b);
+	return rc;
+}
+
+uint64_t frame_stream_id(const char *name, size_t n)
+{
+	uint64_t id = XXH3_64bits(name, n);
+
+	return id ? id : 1;
+}
