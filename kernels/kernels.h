@@ -25,7 +25,7 @@
 struct kern_stream;
 
 /* threads >= 1.  set: "scalar", "avx2", "avx512", "avx512bf16", or NULL for $DS_KERNELS, else the best this CPU
- * runs.  "avx512" given by name means avx512bf16 where the CPU has it.  DS_CONFIG for a set the CPU lacks. */
+ * runs.  "avx512" given by name means avx512bf16 where the CPU has it, "avx512f" never.  DS_CONFIG for a set the CPU lacks. */
 int kern_stream_new(struct kern_stream **out, int threads, const char *set, struct ds_err *err);
 void kern_stream_free(struct kern_stream *s);
 const char *kern_set_name(const struct kern_stream *s);

@@ -80,7 +80,8 @@ void kern_gemm(struct kern_stream *s, const struct gemm *g, size_t count)
 {
 	struct batch b;
 
-	b.isa = kern_isa(s);
+	b.isa = s->isa;
+	isa_desk = s->pool.desks;
 	for (size_t at = 0; at < count;) {
 		size_t tasks = 0, macs = 0;
 

@@ -41,8 +41,7 @@ extern const struct isa isa_scalar, isa_avx2, isa_avx512, isa_avx512bf16;
 extern float isa_e4m3[256];
 extern uint8_t isa_e4m3_bf16[2][128];
 
-/* Working memory of gemm, the thread's own: set for the threads of a stream, and for its owner by kern_isa and by whatever
- * runs on it. */
+/* Working memory of gemm, the thread's own: set within kern_parallel, so call gemm from there. */
 enum { ISA_DESK = 768 << 10 };
 extern _Thread_local void *isa_desk;
 

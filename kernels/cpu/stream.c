@@ -39,7 +39,7 @@ static const struct set {
 	bool (*runs)(void);
 } sets[] = {
 	{ "avx512bf16", &isa_avx512bf16, has_avx512bf16 },
-	{ "avx512", &isa_avx512, has_avx512 },
+	{ "avx512f", &isa_avx512, has_avx512 },
 	{ "avx2", &isa_avx2, has_avx2 },
 	{ "scalar", &isa_scalar, has_scalar },
 };
@@ -56,7 +56,7 @@ static int choose(const struct isa **isa, const char *name, struct ds_err *err)
 	for (size_t i = 0; i < ARRAY_LEN(sets); i++) {
 		const struct set *s = &sets[i];
 		bool match = !name || !*name || strcmp(name, s->name) == 0 ||
-		             (strcmp(name, "avx512") == 0 && s->isa == &isa_avx512bf16);
+		             (strcmp(name, "avx512") == 0 && (s->isa == &isa_avx512bf16 || s->isa == &isa_avx512));
 
 		known |= match;
 		if (match && s->runs()) {
@@ -139,7 +139,6 @@ int kern_threads(const struct kern_stream *s)
 
 const struct isa *kern_isa(const struct kern_stream *s)
 {
-	isa_desk = s->pool.desks;
 	return s->isa;
 }
 
