@@ -105,6 +105,7 @@ int engine_new(struct engine **out, const struct model *m, const struct engine_c
 	e->m = m;
 	e->c = &m->config;
 	e->round = c->arith == ARITH_BF16;
+	e->dequant = c->dequant;
 	e->max_rows = c->max_rows;
 	e->max_segs = c->max_segs;
 	rc = reserve(e, err);
@@ -158,7 +159,7 @@ void engine_show(const struct engine *e, const char *point, size_t layer, enum d
 enum act_kind engine_act(const struct engine *e, const struct mat *w)
 {
 	if (w->type == DT_F8_E4M3)
-		return ACT_F8;
+		return e->dequant ? ACT_F32 : ACT_F8;
 	return e->round && w->type == DT_BF16 ? ACT_BF16 : ACT_F32;
 }
 
@@ -173,7 +174,7 @@ void engine_linear(struct engine *e, float *y, const float *x, const struct mat 
 
 /* ---- a step ---- */
 
-static void embed(struct engine *e, struct batch *b)
+void engine_embed(struct engine *e, struct batch *b)
 {
 	const struct config *c = e->c;
 	size_t row = 0;
@@ -189,7 +190,7 @@ static void embed(struct engine *e, struct batch *b)
 	engine_show(e, "embed", 0, DT_F32, e->h, b->rows, c->hidden);
 }
 
-static void run_layer(struct engine *e, size_t n, struct batch *b)
+void engine_layer(struct engine *e, size_t n, struct batch *b)
 {
 	const struct layer *l = &e->m->layers[n];
 	struct act x;
@@ -209,7 +210,7 @@ static void run_layer(struct engine *e, size_t n, struct batch *b)
 }
 
 /* The last norm for all rows, the head for those whose logits are wanted. */
-static void head(struct engine *e, struct batch *b)
+void engine_head(struct engine *e, struct batch *b)
 {
 	const struct config *c = e->c;
 	size_t row = 0, n = 0;
@@ -265,10 +266,10 @@ int engine_step(struct engine *e, struct segment *segs, size_t count, struct ds_
 	rc = reserve_pages(e, &b, err);
 	if (rc || !b.rows)
 		return rc;
-	embed(e, &b);
+	engine_embed(e, &b);
 	for (size_t n = 0; n < e->c->layers; n++)
-		run_layer(e, n, &b);
-	head(e, &b);
+		engine_layer(e, n, &b);
+	engine_head(e, &b);
 	for (size_t i = 0; i < count; i++)
 		segs[i].kv->length += segs[i].rows;
 	return 0;

@@ -22,6 +22,7 @@ struct engine;
 
 struct engine_config {
 	enum arith arith;
+	bool dequant;        /* FP8 weights dequantised in products, activations not quantised: for comparison with references */
 	int threads;
 	const char *kernels; /* kernel set, or NULL */
 	size_t max_rows;     /* most rows (tokens) in one step */

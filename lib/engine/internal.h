@@ -9,6 +9,7 @@ struct engine {
 	const struct config *c;
 	struct kern_stream *s;
 	bool round;             /* ARITH_BF16 */
+	bool dequant;
 	size_t max_rows, max_segs;
 	engine_tap tap;
 	void *tap_ctx;
@@ -56,6 +57,11 @@ enum act_kind engine_act(const struct engine *e, const struct mat *w);
 void engine_linear(struct engine *e, float *y, const float *x, const struct mat *w, size_t rows, void *buf, bool round);
 void engine_show(const struct engine *e, const char *point, size_t layer, enum dtype type, const void *data, size_t rows,
 	size_t cols);
+
+/* The parts of a step: the residual stream e->h from the segments' tokens; one layer; norm and head. */
+void engine_embed(struct engine *e, struct batch *b);
+void engine_layer(struct engine *e, size_t n, struct batch *b);
+void engine_head(struct engine *e, struct batch *b);
 
 /* The cuts of a layer (DESIGN section 5), lib/engine/attention.c and moe.c.  x is e->x, the normed residual stream. */
 void stage_attn0(struct engine *e, const struct layer *l, size_t n, struct batch *b);

@@ -26,6 +26,8 @@ int addr_parse(const char *text, struct addr *a, struct ds_err *err); /* DS_USAG
 int addr_listen(const struct addr *a, bool anywhere, int *fd, struct ds_err *err);
 /* A connected non-blocking socket; retries refused or absent addresses until timeout_ns (services start in any order). */
 int addr_connect(const struct addr *a, int64_t timeout_ns, int *fd, struct ds_err *err);
+/* Where a TCP socket listens, as an address (port 0 was the kernel's choice); other sockets: "". */
+void addr_local(int fd, char *text, size_t cap);
 /* Closes; removes the socket file if addr_listen made it. */
 void addr_unlisten(const struct addr *a, int fd);
 /* Grows a pipe to 1 MiB where it may. */

@@ -3,7 +3,8 @@
  *
  *   filter   reads stdin or --input, writes stdout or --output
  *   -c ADDR  what would go to the output goes to ADDR instead; what comes back from there goes to the output (or to the client that the
- *            stream id belongs to)
+ *            stream id belongs to).  A stream is open from its request (or the first frame sent for it) until DONE, ERROR or PREFILLED
+ *            comes back
  *   -l ADDR  a service: each connection is a source, answered on the same connection; with -o FILE it takes one stream and ends
  *
  * One thread: the loop polls the descriptors, hands complete frames to the program's callbacks, and calls `step` when the program said
@@ -51,14 +52,15 @@ struct stage_ops {
 	int (*frame)(void *ctx, struct source *src, struct frame *f, struct ds_err *err);
 	/* Raw input (stage_config.raw_input): bytes as they come; eof: the last call (n may be 0). */
 	int (*raw)(void *ctx, struct source *src, const char *p, size_t n, bool eof, struct ds_err *err);
-	/* Raw output (stage_config.raw_output): instead of head/frame answers being forwarded, the program writes text with stage_write. */
+	/* Raw output (stage_config.raw_output): instead of head/frame answers being forwarded, the program writes text with stage_write.  With -c
+	 * the frames that come back are given to head and frame (src: whose request they answer). */
 	/* The source is finished or lost: no callback for it follows; requests of a lost source (complete = false) are to be dropped. */
 	void (*gone)(void *ctx, struct source *src, bool complete);
 	/* The peer's HELLO was read and agreed with ours (may be NULL). */
 	int (*hello)(void *ctx, struct source *src, const struct hello *h, struct ds_err *err);
-	/* One step of work; *busy: there is more to do at once. */
+	/* One step of work, after each round of input; *busy: there is more to do at once (false at first). */
 	int (*step)(void *ctx, bool *busy, struct ds_err *err);
-	/* Draining began: refuse new requests with stage_error(DS_TEMP) (may be NULL). */
+	/* Draining began: refuse new requests with stage_error(DS_TEMP).  NULL: the stage refuses request frames itself. */
 	void (*drain)(void *ctx);
 	/* SIGUSR1: state as JSON to stderr (may be NULL). */
 	void (*state)(void *ctx);
@@ -72,7 +74,9 @@ struct stage_config {
 	bool raw_input, raw_output;
 };
 
-/* Runs to the end (filter: input's end; service: SIGTERM).  0, or the exit code of the first error: a stream that breaks while others are
+/* err->text is empty where everything was said already (an answered request's error, a reader of stdout that has gone): print it only if it is not.
+ * The caller has called log_init.  SIGPIPE is ignored from here on.
+ * Runs to the end (filter: input's end; service: SIGTERM).  0, or the exit code of the first error: a stream that breaks while others are
  * served does not end a service.  A filter whose input is truncated answers what came whole, writes no END, and gives DS_DATA. */
 int stage_run(const struct stage_config *cfg, struct ds_err *err);
 
@@ -83,9 +87,10 @@ int stage_send(struct source *src, unsigned type, uint64_t stream, const struct 
 int stage_forward(struct source *src, const struct frame *f);
 /* An ERROR frame for one request: code, message, retryable; one line on stderr too.  The run's exit code becomes `code` in a filter. */
 int stage_error(struct source *src, uint64_t stream, bool retryable, const struct ds_err *why);
-/* Raw output. */
+/* Raw output, to the output (also with -c). */
 int stage_write(struct source *src, const void *p, size_t n);
-/* The program still has work for src: END goes out only when every hold is released. */
+/* The program still has work for src: END goes out only when every hold is released.  Where the input is over, step says that it has nothing to do,
+ * nothing is blocked and no answer is awaited from downstream, what is still held came in part only: the source fails with DS_DATA. */
 void source_hold(struct source *src);
 void source_release(struct source *src);
 /* The output of src takes no more now: do not produce for it. */

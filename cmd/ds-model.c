@@ -1,0 +1,332 @@
+/* ds-model: looks at, verifies and makes checkpoints. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/opt.h"
+#include "model/checkpoint.h"
+#include "model/make.h"
+#include "model/model.h"
+
+static const char *model_dir, *like, *output, *tokenizer, *dtype_text, *log_format;
+static bool json, full, force, dry_run;
+static int64_t layers, seed;
+static uint64_t shard;
+
+static const struct opt opts[] = {
+	{ .name = "model", .letter = 'm', .arg = "DIR", .help = "the model, where no operand names it", .type = OPT_STR, .dst = &model_dir,
+	  .env = true },
+	{ .name = "json", .help = "info: one JSON object", .type = OPT_FLAG, .dst = &json },
+	{ .name = "full", .help = "fingerprint: over every byte of every tensor", .type = OPT_FLAG, .dst = &full },
+	{ .name = "like", .arg = "FILE|DIR", .help = "random: the config.json that gives the shape", .type = OPT_STR, .dst = &like },
+	{ .name = "layers", .arg = "N", .help = "random: another number of layers", .type = OPT_INT, .dst = &layers, .min = 1, .max = 1024 },
+	{ .name = "seed", .arg = "S", .help = "random: another seed, other weights", .def = "0", .type = OPT_INT, .dst = &seed },
+	{ .name = "dtype", .arg = "TYPE", .help = "random: bf16, fp8 or f32 (what the configuration says)", .type = OPT_STR, .dst = &dtype_text },
+	{ .name = "shard", .arg = "SIZE", .help = "random: most bytes a file", .def = "4G", .type = OPT_SIZE, .dst = &shard, .min = 1,
+	  .max = (int64_t)1 << 50 },
+	{ .name = "tokenizer", .arg = "DIR", .help = "random: copy the tokenizer from there", .type = OPT_STR, .dst = &tokenizer },
+	{ .name = "output", .letter = 'o', .arg = "DIR", .help = "random: the directory to make", .type = OPT_STR, .dst = &output },
+	{ .name = "force", .letter = 'f', .help = "random: replace a model that is there", .type = OPT_FLAG, .dst = &force },
+	{ .name = "dry-run", .letter = 'n', .help = "random: check and print the plan, write nothing", .type = OPT_FLAG, .dst = &dry_run },
+	{ .name = "log-format", .arg = "text|json", .help = "messages as lines of text or JSON", .def = "text", .type = OPT_STR,
+	  .dst = &log_format, .env = true },
+	{ .name = NULL },
+};
+
+static const struct opt_program program = {
+	.name = "ds-model",
+	.usage = "info|verify|fingerprint [DIR]  or  ds-model random --like CONFIG -o DIR",
+	.purpose = "Inspect, verify and make checkpoints of DeepSeek-architecture models.",
+	.example = "ds-model random --like DeepSeek-V3/config.json --layers 4 --dtype fp8 --seed 1 -o /tmp/four-layers",
+	.opts = opts,
+};
+
+static volatile sig_atomic_t stop;
+
+static void on_signal(int sig)
+{
+	stop = sig;
+}
+
+/* ---- info ---- */
+
+struct facts {
+	struct param_count params;
+	uint64_t bytes, type_bytes[DT_COUNT];
+	size_t tensors, kv_bytes;
+};
+
+static struct facts gather(const struct model *m)
+{
+	const struct config *c = &m->config;
+	struct facts f = { .params = config_params(c), .kv_bytes = c->layers * (c->kv_lora + c->rope) * 2 };
+
+	for (size_t i = 0; i < m->files->count; i++) {
+		const struct ckpt_tensor *e = m->files->order[i];
+
+		if (!e->used)
+			continue;
+		f.tensors++;
+		f.bytes += e->t->bytes;
+		f.type_bytes[e->t->type] += e->t->bytes;
+	}
+	if (!m->mtp_count)
+		f.params.mtp = 0;
+	return f;
+}
+
+static const char *score_name(const struct config *c)
+{
+	return c->score == SCORE_SIGMOID ? "sigmoid" : "softmax";
+}
+
+static const char *topk_name(const struct config *c)
+{
+	return c->topk == TOPK_NOAUX_TC ? "noaux_tc" : c->topk == TOPK_GREEDY ? "greedy" : "group_limited_greedy";
+}
+
+static void info_json(const struct model *m, const struct facts *f, struct buf *b)
+{
+	const struct config *c = &m->config;
+	const struct { const char *key; uint64_t v; } numbers[] = {
+		{ "parameters", f->params.total }, { "active_parameters", f->params.active }, { "mtp_parameters", f->params.mtp },
+		{ "tensors", f->tensors }, { "files", m->files->file_count }, { "bytes", f->bytes }, { "kv_bytes_per_token", f->kv_bytes },
+		{ "context", c->max_positions }, { "vocab", c->vocab }, { "hidden", c->hidden }, { "layers", c->layers },
+		{ "dense_layers", c->experts ? c->dense_layers : c->layers }, { "mtp_layers", m->mtp_count }, { "heads", c->heads },
+		{ "q_lora", c->q_lora }, { "kv_lora", c->kv_lora }, { "qk_nope", c->nope }, { "qk_rope", c->rope }, { "v", c->v },
+		{ "intermediate", c->inter }, { "moe_intermediate", c->moe_inter }, { "experts", c->experts },
+		{ "shared_experts", c->shared }, { "experts_per_token", c->top_k }, { "groups", c->groups }, { "topk_groups", c->topk_groups },
+	};
+	struct jw w;
+
+	jw_init(&w, b);
+	jw_obj(&w);
+	jw_key(&w, "model_type");
+	jw_str(&w, c->model_type);
+	jw_key(&w, "fingerprint");
+	jw_str(&w, m->fingerprint);
+	for (size_t i = 0; i < ARRAY_LEN(numbers); i++) {
+		jw_key(&w, numbers[i].key);
+		jw_uint(&w, numbers[i].v);
+	}
+	jw_key(&w, "bytes_by_dtype");
+	jw_obj(&w);
+	for (int t = 0; t < DT_COUNT; t++) {
+		if (f->type_bytes[t]) {
+			jw_key(&w, dtype_name((enum dtype)t));
+			jw_uint(&w, f->type_bytes[t]);
+		}
+	}
+	jw_obj_end(&w);
+	jw_key(&w, "scoring");
+	jw_str(&w, c->experts ? score_name(c) : "none");
+	jw_key(&w, "topk_method");
+	jw_str(&w, c->experts ? topk_name(c) : "none");
+	jw_key(&w, "rope");
+	jw_str(&w, c->rope_type == ROPE_YARN ? "yarn" : "plain");
+	jw_key(&w, "softmax_scale");
+	jw_real(&w, config_softmax_scale(c));
+	jw_obj_end(&w);
+	buf_str(b, "\n");
+}
+
+/* 671026419200 as "671.03 B" (of parameters) or in binary units. */
+static void scaled(char *out, size_t size, uint64_t n, unsigned step, const char *const *unit)
+{
+	double v = (double)n;
+	size_t u = 0;
+
+	for (; v >= step && u < 4; u++)
+		v /= step;
+	snprintf(out, size, u ? "%.2f %s" : "%.0f %s", v, unit[u]);
+}
+
+static void info_text(const struct model *m, const struct facts *f, struct buf *b)
+{
+	static const char *const count[] = { "", "K", "M", "B", "T" }, *const size[] = { "bytes", "KiB", "MiB", "GiB", "TiB" };
+	const struct config *c = &m->config;
+	char a[32], d[32];
+
+	buf_printf(b, "architecture   %s\n", c->model_type);
+	buf_printf(b, "fingerprint    %s\n", m->fingerprint);
+	scaled(a, sizeof a, f->params.total, 1000, count);
+	scaled(d, sizeof d, f->params.active, 1000, count);
+	buf_printf(b, "parameters     %llu (%s), active %llu (%s)", (unsigned long long)f->params.total, a,
+		(unsigned long long)f->params.active, d);
+	if (m->mtp_count)
+		buf_printf(b, ", MTP %llu", (unsigned long long)f->params.mtp);
+	scaled(a, sizeof a, f->bytes, 1024, size);
+	buf_printf(b, "\nweights        %s in %zu tensors and %zu files:", a, f->tensors, m->files->file_count);
+	for (int t = 0; t < DT_COUNT; t++) {
+		scaled(a, sizeof a, f->type_bytes[t], 1024, size);
+		if (f->type_bytes[t])
+			buf_printf(b, " %s %s", dtype_name((enum dtype)t), a);
+	}
+	buf_printf(b, "\nKV cache       %zu bytes a token (BF16)\n", f->kv_bytes);
+	buf_printf(b, "context        %zu tokens, rope %s\n", c->max_positions, c->rope_type == ROPE_YARN ? "YaRN" : "plain");
+	buf_printf(b, "layers         %zu (%zu dense) and %zu MTP, hidden %zu, vocabulary %zu\n", c->layers,
+		c->experts ? c->dense_layers : c->layers, m->mtp_count, c->hidden, c->vocab);
+	buf_printf(b, "attention      %zu heads of %zu + %zu, v %zu, q_lora %zu, kv_lora %zu\n", c->heads, c->nope, c->rope, c->v, c->q_lora,
+		c->kv_lora);
+	if (c->experts)
+		buf_printf(b, "experts        %zu of which %zu, %zu shared, %zu groups of which %zu, %s, %s, width %zu\n", c->experts, c->top_k,
+			c->shared, c->groups, c->topk_groups, score_name(c), topk_name(c), c->moe_inter);
+}
+
+static int print_buf(struct buf *b, struct ds_err *err)
+{
+	int rc = 0;
+
+	if (b->nomem)
+		rc = err_nomem(err, b->len, "the answer");
+	else if (fwrite(b->p, 1, b->len, stdout) != b->len || fflush(stdout))
+		rc = err_errno(err, DS_IO, "cannot write to stdout");
+	buf_free(b);
+	return rc;
+}
+
+static int do_info(const char *dir, struct ds_err *err)
+{
+	struct model *m;
+	struct buf b = { .p = NULL };
+	struct facts f;
+	int rc = model_open(&m, dir, err);
+
+	if (rc)
+		return rc;
+	f = gather(m);
+	if (json)
+		info_json(m, &f, &b);
+	else
+		info_text(m, &f, &b);
+	model_close(m);
+	return print_buf(&b, err);
+}
+
+/* ---- verify, fingerprint ---- */
+
+static void warn_unused(void *arg, const char *file, const char *tensor, size_t n)
+{
+	(void)arg;
+	log_msg(LOG_WARN, "warning: '%s': tensor '%.*s' is not part of the model", file, (int)n, tensor);
+}
+
+static int do_verify(const char *dir, struct ds_err *err)
+{
+	struct model *m;
+	struct buf b = { .p = NULL };
+	struct facts f;
+	int rc = model_open(&m, dir, err);
+
+	if (rc)
+		return rc;
+	rc = model_verify(m, err);
+	if (!rc) {
+		model_unused(m, warn_unused, NULL);
+		f = gather(m);
+		buf_printf(&b, "%s: ok, %zu tensors, %llu bytes, all finite\n", dir, f.tensors, (unsigned long long)f.bytes);
+		rc = print_buf(&b, err);
+	}
+	model_close(m);
+	return rc;
+}
+
+static int do_fingerprint(const char *dir, struct ds_err *err)
+{
+	struct model *m;
+	struct buf b = { .p = NULL };
+	char hex[40];
+	int rc = model_open(&m, dir, err);
+
+	if (rc)
+		return rc;
+	if (full)
+		rc = model_fingerprint_full(m, hex, err);
+	buf_printf(&b, "%s\n", full ? hex : m->fingerprint);
+	model_close(m);
+	if (rc) {
+		buf_free(&b);
+		return rc;
+	}
+	return print_buf(&b, err);
+}
+
+/* ---- random ---- */
+
+static int parse_dtype(enum dtype *t, struct ds_err *err)
+{
+	*t = !dtype_text ? DT_NONE : !strcmp(dtype_text, "bf16") ? DT_BF16 : !strcmp(dtype_text, "fp8") ? DT_F8_E4M3 : DT_F32;
+	if (*t == DT_F32 && strcmp(dtype_text, "f32"))
+		return err_set(err, DS_USAGE, "--dtype: '%s' is not bf16, fp8 or f32; try 'ds-model --help'", dtype_text);
+	return 0;
+}
+
+static int do_random(struct ds_err *err)
+{
+	struct make_options o = { .like = like, .out = output, .tokenizer = tokenizer, .layers = (size_t)layers, .seed = (uint64_t)seed,
+		.shard = shard, .force = force, .dry_run = dry_run, .stop = &stop };
+	struct sigaction sa = { .sa_handler = on_signal };
+	struct make_plan p;
+	struct buf b = { .p = NULL };
+	struct param_count n;
+	int rc = parse_dtype(&o.dtype, err);
+
+	if (rc)
+		return rc;
+	if (!like || (!output && !dry_run))
+		return err_set(err, DS_USAGE, "random needs --like and --output; try 'ds-model --help'");
+	sigaction(SIGINT, &sa, NULL);
+	sigaction(SIGTERM, &sa, NULL);
+	rc = make_model(&o, &p, err);
+	if (stop) { /* cleaned up; now end as the signal says */
+		signal(stop, SIG_DFL);
+		raise(stop);
+	}
+	if (rc)
+		return rc;
+	n = config_params(&p.config);
+	if (dry_run)
+		buf_printf(&b, "would make %s: ", output ? output : "a model");
+	else if (opt_verbose > 0)
+		buf_printf(&b, "made %s: ", output);
+	if (b.len)
+		buf_printf(&b, "%llu parameters (%llu MTP) in %zu tensors, %llu bytes, %zu %s, %s\n", (unsigned long long)(n.total + n.mtp),
+			(unsigned long long)n.mtp, p.tensors, (unsigned long long)p.bytes, p.shards, p.shards == 1 ? "file" : "files",
+			dtype_name(p.dtype));
+	return b.len ? print_buf(&b, err) : 0;
+}
+
+static int run(int argc, char **argv, struct ds_err *err)
+{
+	const char *what = argc > 0 ? argv[0] : "", *dir = argc > 1 ? argv[1] : model_dir;
+
+	if (strcmp(log_format, "text") && strcmp(log_format, "json"))
+		return err_set(err, DS_USAGE, "--log-format: '%s' is not text or json; try 'ds-model --help'", log_format);
+	log_init("ds-model", !strcmp(log_format, "json"), opt_verbose);
+	if (argc == 0)
+		return err_set(err, DS_USAGE, "what to do is missing: info, verify, fingerprint or random; try 'ds-model --help'");
+	if (!strcmp(what, "random"))
+		return argc > 1 ? err_set(err, DS_USAGE, "random takes no operand '%s'; try 'ds-model --help'", argv[1]) : do_random(err);
+	if (strcmp(what, "info") && strcmp(what, "verify") && strcmp(what, "fingerprint"))
+		return err_set(err, DS_USAGE, "'%s' is not info, verify, fingerprint or random; try 'ds-model --help'", what);
+	if (argc > 2)
+		return err_set(err, DS_USAGE, "one model at a time, not '%s', too; try 'ds-model --help'", argv[2]);
+	if (!dir)
+		return err_set(err, DS_USAGE, "%s needs a model's directory; try 'ds-model --help'", what);
+	return *what == 'i' ? do_info(dir, err) : *what == 'v' ? do_verify(dir, err) : do_fingerprint(dir, err);
+}
+
+int main(int argc, char **argv)
+{
+	struct ds_err err;
+	int rc;
+
+	log_init("ds-model", 0, 0);
+	rc = opt_parse(&program, &argc, &argv, false, &err);
+	if (!rc)
+		rc = run(argc, argv, &err);
+	return rc ? log_err(&err) : 0;
+}

@@ -1,0 +1,19 @@
+/*
+ * Sources left unread while a program is full, to be read again when it is not.
+ */
+#ifndef DS_SERVE_HOLD_H
+#define DS_SERVE_HOLD_H
+
+#include "serve/stage.h"
+
+struct held_sources { struct source **v; size_t n, cap; };
+
+/* Pauses src and remembers it; without memory it stays unpaused. */
+void held_pause(struct held_sources *h, struct source *src);
+/* Reads all again. */
+void held_resume(struct held_sources *h);
+/* src is gone. */
+void held_forget(struct held_sources *h, const struct source *src);
+void held_free(struct held_sources *h);
+
+#endif

@@ -1,0 +1,415 @@
+#include "serve/prefill.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/queue.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/time.h"
+#include "serve/hold.h"
+
+enum { MAX_WAITING = 256 }; /* requests held before sources are left unread */
+
+struct job {
+	TAILQ_ENTRY(job) link;
+	struct source *src;
+	struct request request;
+	struct frame frame;      /* as it came, to be passed on: meta_raw and data are ours */
+	const uint32_t *ids;     /* [count] the prompt, within frame.data */
+	size_t count;
+	struct kv_seq kv;
+	struct prefilled result;
+	int64_t began_ns;
+	size_t sent;             /* frames already sent: the request, then KV blocks */
+};
+
+TAILQ_HEAD(job_list, job);
+
+struct prefill {
+	struct work *w;
+	size_t chunk;
+	struct job_list waiting; /* no KV memory yet */
+	struct job_list active;  /* being computed */
+	struct job_list sending; /* computed, not yet handed over */
+	size_t held;             /* jobs in all lists */
+	struct held_sources paused;
+	struct meta_builder *meta;
+	bool draining;
+};
+
+int prefill_new(struct prefill **out, struct work *w, size_t chunk, struct ds_err *err)
+{
+	struct prefill *p = mem_calloc(1, sizeof(*p));
+
+	if (p)
+		p->meta = meta_new();
+	if (!p || !p->meta) {
+		free(p);
+		return err_nomem(err, sizeof(*p), "prefill");
+	}
+	p->w = w;
+	p->chunk = chunk;
+	TAILQ_INIT(&p->waiting);
+	TAILQ_INIT(&p->active);
+	TAILQ_INIT(&p->sending);
+	*out = p;
+	return 0;
+}
+
+static void job_free(struct prefill *p, struct job *j)
+{
+	kv_seq_clear(&j->kv, p->w->pool);
+	free(j->frame.data);
+	free((void *)(uintptr_t)j->frame.meta_raw);
+	free(j);
+	if (--p->held < MAX_WAITING)
+		held_resume(&p->paused);
+}
+
+static void list_clear(struct prefill *p, struct job_list *list, const struct source *src)
+{
+	struct job *j = TAILQ_FIRST(list), *next;
+
+	for (; j; j = next) {
+		next = TAILQ_NEXT(j, link);
+		if (src && j->src != src)
+			continue;
+		TAILQ_REMOVE(list, j, link);
+		source_release(j->src);
+		job_free(p, j);
+	}
+}
+
+void prefill_free(struct prefill *p)
+{
+	struct job_list *lists[3];
+
+	if (!p)
+		return;
+	p->paused.n = 0; /* the sources are gone */
+	lists[0] = &p->waiting;
+	lists[1] = &p->active;
+	lists[2] = &p->sending;
+	for (size_t i = 0; i < ARRAY_LEN(lists); i++)
+		while (!TAILQ_EMPTY(lists[i])) {
+			struct job *j = TAILQ_FIRST(lists[i]);
+
+			TAILQ_REMOVE(lists[i], j, link);
+			job_free(p, j);
+		}
+	held_free(&p->paused);
+	meta_free(p->meta);
+	free(p);
+}
+
+/* ---- what arrives ---- */
+
+static struct job *find(struct prefill *p, const struct source *src, uint64_t stream)
+{
+	struct job_list *lists[] = { &p->waiting, &p->active, &p->sending };
+	struct job *j;
+
+	for (size_t i = 0; i < ARRAY_LEN(lists); i++)
+		TAILQ_FOREACH(j, lists[i], link)
+			if (j->src == src && j->frame.stream == stream)
+				return j;
+	return NULL;
+}
+
+static void *copy(const void *p, size_t n)
+{
+	void *q = mem_array(n, 1);
+
+	if (q && n)
+		memcpy(q, p, n);
+	return q;
+}
+
+/* The job of a request frame; the frame's bytes are kept, since unknown keys travel on. */
+static int make_job(struct prefill *p, struct source *src, const struct frame *f, struct job **out, struct ds_err *err)
+{
+	struct job *j = mem_calloc(1, sizeof(*j));
+	struct frame kept;
+	int rc;
+
+	if (!j)
+		return err_nomem(err, sizeof(*j), "a request");
+	rc = work_request(p->w, f, &j->request, &j->ids, &j->count, err);
+	if (rc) {
+		free(j);
+		return rc;
+	}
+	kept = *f;
+	kept.data = copy(f->data, f->data_len);
+	kept.meta_raw = copy(f->meta_raw, f->meta_len);
+	kept.meta = (struct meta){ 0 };
+	if (!kept.data || !kept.meta_raw) {
+		free(kept.data);
+		free((void *)(uintptr_t)kept.meta_raw);
+		free(j);
+		return err_nomem(err, f->data_len, "a request");
+	}
+	j->ids = (const uint32_t *)(const void *)(kept.data + ((const uint8_t *)j->ids - f->data));
+	j->frame = kept;
+	j->src = src;
+	*out = j;
+	return 0;
+}
+
+static int take_request(struct prefill *p, struct source *src, struct frame *f)
+{
+	struct ds_err why;
+	struct job *j;
+
+	if (p->draining) {
+		err_set(&why, DS_TEMP, "draining: no new requests are taken");
+		return stage_error(src, f->stream, true, &why);
+	}
+	if (find(p, src, f->stream)) {
+		err_set(&why, DS_DATA, "a request of the same name is still running");
+		return stage_error(src, f->stream, false, &why);
+	}
+	if (make_job(p, src, f, &j, &why))
+		return stage_error(src, f->stream, why.code == DS_OS, &why);
+	TAILQ_INSERT_TAIL(&p->waiting, j, link);
+	source_hold(src);
+	if (++p->held >= MAX_WAITING)
+		held_pause(&p->paused, src);
+	return 0;
+}
+
+static void cancel(struct prefill *p, const struct source *src, uint64_t stream)
+{
+	struct job *j = find(p, src, stream), *k;
+	struct job_list *lists[] = { &p->waiting, &p->active, &p->sending };
+
+	/* What is half sent must be finished: its reader counts on the rest. */
+	if (!j || j->sent)
+		return;
+	for (size_t i = 0; i < ARRAY_LEN(lists); i++)
+		TAILQ_FOREACH(k, lists[i], link)
+			if (k == j) {
+				TAILQ_REMOVE(lists[i], j, link);
+				source_release(j->src);
+				job_free(p, j);
+				return;
+			}
+}
+
+static int on_frame(void *ctx, struct source *src, struct frame *f, struct ds_err *err)
+{
+	struct prefill *p = ctx;
+
+	if (f->type == FRAME_REQUEST)
+		return take_request(p, src, f);
+	if (f->type == FRAME_CANCEL) {
+		cancel(p, src, f->stream);
+		return 0;
+	}
+	return work_other(src, f, err);
+}
+
+static void on_gone(void *ctx, struct source *src, bool complete)
+{
+	struct prefill *p = ctx;
+
+	held_forget(&p->paused, src);
+	if (complete)
+		return;
+	list_clear(p, &p->waiting, src);
+	list_clear(p, &p->active, src);
+	list_clear(p, &p->sending, src);
+}
+
+/* ---- handing over ---- */
+
+static int send_kv(struct prefill *p, struct job *j, size_t block)
+{
+	const struct kv_pool *pool = p->w->pool;
+	struct kv_block k = { .first = block * KV_BLOCK, .count = j->count - block * KV_BLOCK };
+	struct iovec iov = { j->kv.pages[block], pool->block_bytes };
+
+	if (k.count > KV_BLOCK)
+		k.count = KV_BLOCK;
+	/* Rows past the prompt's end hold whatever an earlier owner left: they never leave the process. */
+	for (size_t l = 0; k.count < KV_BLOCK && l < pool->layers; l++) {
+		size_t row = pool->dim * dtype_size(pool->type);
+
+		memset((unsigned char *)iov.iov_base + (l * KV_BLOCK + k.count) * row, 0, (KV_BLOCK - k.count) * row);
+	}
+	meta_reset(p->meta);
+	kv_block_put(p->meta, &k, pool->type, pool->layers, KV_BLOCK, pool->dim);
+	return stage_send(j->src, FRAME_KV, j->frame.stream, p->meta, &iov, 1, true);
+}
+
+/* Sends what the output takes now; true when all is sent. */
+static bool send_job(struct prefill *p, struct job *j)
+{
+	size_t blocks = kv_blocks_for(j->count);
+
+	while (j->sent < blocks + 2) {
+		if (source_blocked(j->src))
+			return false;
+		if (j->sent == 0) {
+			stage_forward(j->src, &j->frame);
+		} else if (j->sent <= blocks) {
+			send_kv(p, j, j->sent - 1);
+		} else {
+			meta_reset(p->meta);
+			prefilled_put(p->meta, &j->result);
+			stage_send(j->src, FRAME_PREFILLED, j->frame.stream, p->meta, NULL, 0, false);
+		}
+		j->sent++;
+	}
+	return true;
+}
+
+/* In order for each source: a job waits while an earlier one of its source is unsent. */
+static void send_finished(struct prefill *p)
+{
+	struct job *j = TAILQ_FIRST(&p->sending), *next, *k;
+
+	for (; j; j = next) {
+		next = TAILQ_NEXT(j, link);
+		TAILQ_FOREACH(k, &p->sending, link)
+			if (k->src == j->src)
+				break;
+		if (k != j || !send_job(p, j))
+			continue;
+		TAILQ_REMOVE(&p->sending, j, link);
+		source_release(j->src);
+		job_free(p, j);
+	}
+}
+
+/* ---- computing ---- */
+
+/* Waiting requests become active in order, as KV memory for the whole prompt is there. */
+static void activate(struct prefill *p)
+{
+	struct job *j;
+
+	while ((j = TAILQ_FIRST(&p->waiting)) != NULL) {
+		if (kv_pool_available(p->w->pool) < kv_blocks_for(j->count) ||
+		    !kv_seq_reserve(&j->kv, p->w->pool, j->count))
+			return;
+		j->began_ns = time_mono_ns();
+		TAILQ_REMOVE(&p->waiting, j, link);
+		TAILQ_INSERT_TAIL(&p->active, j, link);
+	}
+}
+
+static size_t fill_step(struct prefill *p)
+{
+	struct work *w = p->w;
+	size_t rows = 0, n = 0;
+	struct job *j;
+
+	TAILQ_FOREACH(j, &p->active, link) {
+		size_t take = j->count - j->kv.length;
+
+		if (n == w->max_segs || rows == w->max_rows)
+			break;
+		if (source_blocked(j->src))
+			continue;
+		take = take < p->chunk ? take : p->chunk;
+		take = take < w->max_rows - rows ? take : w->max_rows - rows;
+		w->segs[n++] = (struct segment){ .kv = &j->kv, .tokens = j->ids + j->kv.length, .rows = take,
+			.want_logits = j->kv.length + take == j->count };
+		rows += take;
+	}
+	return n;
+}
+
+static void finish(struct prefill *p, struct job *j, const struct segment *s)
+{
+	struct prefilled *r = &j->result;
+
+	r->position = j->count;
+	r->token = work_sample(p->w, &j->request, s, r->position, &r->logprob);
+	r->usage = (struct usage){ .prompt = j->count, .miss = j->count };
+	r->prefill_ns = (uint64_t)(time_mono_ns() - j->began_ns);
+	TAILQ_REMOVE(&p->active, j, link);
+	TAILQ_INSERT_TAIL(&p->sending, j, link);
+}
+
+static void finish_step(struct prefill *p, size_t n)
+{
+	struct job *j = TAILQ_FIRST(&p->active), *next;
+
+	for (size_t i = 0; j && i < n; j = next) {
+		next = TAILQ_NEXT(j, link);
+		if (p->w->segs[i].kv != &j->kv)
+			continue;
+		if (p->w->segs[i].want_logits)
+			finish(p, j, &p->w->segs[i]);
+		i++;
+	}
+}
+
+static int on_step(void *ctx, bool *busy, struct ds_err *err)
+{
+	struct prefill *p = ctx;
+	size_t n;
+	int rc;
+
+	send_finished(p);
+	activate(p);
+	n = fill_step(p);
+	if (n) {
+		rc = engine_step(p->w->engine, p->w->segs, n, err);
+		if (rc)
+			return rc;
+		finish_step(p, n);
+		send_finished(p);
+	}
+	*busy = n > 0;
+	return 0;
+}
+
+static void on_drain(void *ctx)
+{
+	((struct prefill *)ctx)->draining = true;
+}
+
+static size_t list_length(const struct job_list *list)
+{
+	const struct job *j;
+	size_t n = 0;
+
+	TAILQ_FOREACH(j, list, link)
+		n++;
+	return n;
+}
+
+static void on_state(void *ctx)
+{
+	const struct prefill *p = ctx;
+	struct buf b = { 0 };
+	struct jw w;
+
+	jw_init(&w, &b);
+	jw_obj(&w);
+	jw_key(&w, "waiting");
+	jw_uint(&w, list_length(&p->waiting));
+	jw_key(&w, "active");
+	jw_uint(&w, list_length(&p->active));
+	jw_key(&w, "sending");
+	jw_uint(&w, list_length(&p->sending));
+	jw_key(&w, "kv_blocks");
+	jw_uint(&w, p->w->pool->blocks);
+	jw_key(&w, "kv_blocks_used");
+	jw_uint(&w, p->w->pool->used);
+	jw_obj_end(&w);
+	work_print_state(&b);
+	buf_free(&b);
+}
+
+const struct stage_ops prefill_ops = {
+	.frame = on_frame,
+	.gone = on_gone,
+	.step = on_step,
+	.drain = on_drain,
+	.state = on_state,
+};

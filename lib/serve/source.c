@@ -1,0 +1,354 @@
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/time.h"
+#include "serve/internal.h"
+
+struct source *source_new(struct stage *st, int fd, bool socket, const char *name, struct ds_err *err)
+{
+	struct source *src = mem_calloc(1, sizeof *src);
+	struct stat sb;
+
+	if (!src) {
+		err_nomem(err, sizeof *src, "a connection");
+		return NULL;
+	}
+	src->st = st;
+	src->fd = fd;
+	src->socket = socket;
+	src->answer = st->service ? &src->own : &st->out;
+	src->progress_ns = st->now;
+	snprintf(src->name, sizeof src->name, "%s", name);
+	if ((!st->cfg->raw_input && frame_reader_new(&src->r, fd, name, st->cfg->opt.max_frame, err)) ||
+		(socket && sink_open(&src->own, fd, name, err))) {
+		frame_reader_free(src->r);
+		free(src);
+		return NULL;
+	}
+	if (src->r && !socket)
+		frame_reader_polled(src->r, fstat(fd, &sb) || !S_ISREG(sb.st_mode));
+	src->next = st->sources;
+	st->sources = src;
+	st->source_count++;
+	return src;
+}
+
+/* The caller has unlinked it. */
+void source_free(struct source *src)
+{
+	source_end(src, false);
+	frame_reader_free(src->r);
+	sink_close(&src->own);
+	if (src->fd > STDIN_FILENO)
+		close(src->fd);
+	free(src);
+}
+
+static const struct sink *target(const struct source *src)
+{
+	return src->st->connect ? &src->st->down.sink : src->answer;
+}
+
+bool source_blocked(const struct source *src)
+{
+	return sink_full(target(src)) || sink_full(src->answer);
+}
+
+bool source_wants(const struct source *src)
+{
+	return src->state == SRC_OPEN && !src->input_done && !src->paused && !src->st->stop && !source_blocked(src);
+}
+
+/* ---- the end of a source ---- */
+
+void source_end(struct source *src, bool complete)
+{
+	if (src->gone)
+		return;
+	src->gone = true;
+	src->holds = 0;
+	if (src->st->ops->gone)
+		src->st->ops->gone(src->st->cfg->ctx, src, complete);
+	routes_orphan(src);
+}
+
+void source_lost(struct source *src)
+{
+	log_msg(LOG_INFO, "'%s' has gone", src->name);
+	source_end(src, false);
+	src->state = SRC_DEAD;
+}
+
+static void close_after(struct source *src)
+{
+	src->state = SRC_CLOSING;
+	src->close_by = src->st->now + src->st->cfg->opt.peer_ns;
+}
+
+void source_fail(struct source *src, const struct ds_err *why)
+{
+	struct stage *st = src->st;
+
+	if (src->input_bad || src->state != SRC_OPEN)
+		return;
+	src->input_done = src->input_bad = true;
+	if (!st->service) { /* what came whole is still answered */
+		stage_fail(st, why);
+		return;
+	}
+	if (src->r && frame_reader_bytes(src->r) == 0)
+		log_msg(LOG_DEBUG, "%s", why->text); /* someone only knocked */
+	else
+		log_err(why);
+	source_end(src, false);
+	send_error(st, &src->own, 0, false, why);
+	close_after(src);
+}
+
+/* ---- frames ---- */
+
+/* A frame that the stage itself answers or drops: its stream belongs to another source, or we are draining. */
+static bool refused(struct source *src, const struct frame *f)
+{
+	struct stage *st = src->st;
+	struct route *r = st->connect && f->stream ? route_find(st, f->stream) : NULL;
+
+	if (r && r->src != src)
+		return true;
+	if (st->draining && !st->ops->drain && f->type == FRAME_REQUEST)
+		return true;
+	if (st->connect && st->service && !r && f->stream && f->type == FRAME_REQUEST)
+		route_add(st, f->stream, src);
+	return false;
+}
+
+static void refuse(struct source *src, const struct frame *f)
+{
+	struct stage *st = src->st;
+	struct ds_err why;
+
+	if (f->type != FRAME_REQUEST && f->type != FRAME_PREFILLED)
+		return; /* one answer a request is enough */
+	if (st->draining)
+		err_set(&why, DS_TEMP, "draining: try again elsewhere");
+	else
+		err_set(&why, DS_TEMP, "stream %016llx is in use by another client", (unsigned long long)f->stream);
+	log_err(&why);
+	send_error(st, src->answer, f->stream, true, &why);
+}
+
+static int on_head(struct source *src, struct frame *f, struct ds_err *err)
+{
+	void *dst = NULL;
+	int rc = 0;
+
+	if (!src->hello_seen || f->type == FRAME_HELLO || f->type == FRAME_END) {
+		if ((f->type == FRAME_HELLO) == src->hello_seen && f->type != FRAME_END)
+			return err_set(err, DS_DATA, "'%s': %s", src->name, src->hello_seen ? "a second hello frame" :
+				"the stream does not begin with hello");
+		return 0;
+	}
+	src->drop = refused(src, f);
+	if (!src->drop && src->st->ops->head)
+		rc = src->st->ops->head(src->st->cfg->ctx, src, f, &dst, err);
+	if (!rc && dst)
+		frame_reader_into(src->r, dst);
+	return rc;
+}
+
+static int on_hello(struct source *src, const struct frame *f, struct ds_err *err)
+{
+	struct stage *st = src->st;
+	int rc = hello_get(f, &src->hello, err);
+
+	if (rc)
+		return err_prefix(err, "'%s'", src->name);
+	rc = hello_check(&st->cfg->hello, &src->hello, src->name, err);
+	if (!rc && st->ops->hello)
+		rc = st->ops->hello(st->cfg->ctx, src, &src->hello, err);
+	if (rc)
+		return rc;
+	src->hello_seen = true;
+	if (!st->service && st->connect)
+		peer_hello(st, &src->hello);
+	if (!st->service && (!st->connect || st->down.hello_seen))
+		output_hello(st);
+	return 0;
+}
+
+static int on_body(struct source *src, struct frame *f, struct ds_err *err)
+{
+	if (f->type == FRAME_HELLO)
+		return on_hello(src, f, err);
+	if (f->type == FRAME_END) {
+		src->input_done = true;
+		return src->hello_seen ? 0 : err_set(err, DS_DATA, "'%s': the stream does not begin with hello", src->name);
+	}
+	if (src->drop) {
+		refuse(src, f);
+		return 0;
+	}
+	return src->st->ops->frame ? src->st->ops->frame(src->st->cfg->ctx, src, f, err) : 0;
+}
+
+static int read_raw(struct source *src, struct ds_err *err)
+{
+	static char buf[65536]; /* one thread */
+	ssize_t n;
+
+	do
+		n = read(src->fd, buf, sizeof buf);
+	while (n < 0 && errno == EINTR);
+	if (n < 0)
+		return errno == EAGAIN ? 0 : err_errno(err, DS_IO, "cannot read '%s'", src->name);
+	src->input_done = n == 0;
+	return src->st->ops->raw(src->st->cfg->ctx, src, buf, (size_t)n, n == 0, err);
+}
+
+static int read_frames(struct source *src, struct ds_err *err)
+{
+	uint64_t start = frame_reader_bytes(src->r);
+	enum frame_event ev;
+	struct frame *f;
+	int rc = 0, frames = 0;
+
+	while (!rc && frames < FRAMES_A_TURN && frame_reader_bytes(src->r) - start < BYTES_A_TURN && source_wants(src)) {
+		rc = frame_reader_next(src->r, &ev, &f, err);
+		if (frame_reader_bytes(src->r) != src->progress_bytes) {
+			src->progress_bytes = frame_reader_bytes(src->r);
+			src->progress_ns = src->st->now;
+		}
+		if (rc || ev == FRAME_AGAIN || ev == FRAME_EOF)
+			break;
+		rc = ev == FRAME_HEAD ? on_head(src, f, err) : on_body(src, f, err);
+		frames += ev == FRAME_BODY;
+	}
+	return rc;
+}
+
+void source_read(struct source *src)
+{
+	struct ds_err err;
+
+	if (src->r ? read_frames(src, &err) : read_raw(src, &err))
+		source_fail(src, &err);
+}
+
+/* ---- what is due besides reading ---- */
+
+static void overdue(struct source *src)
+{
+	struct stage *st = src->st;
+	struct ds_err why;
+
+	if (!src->socket || !src->r)
+		return;
+	if (!source_wants(src) || frame_reader_idle(src->r)) {
+		src->progress_ns = st->now;
+	} else if (st->now - src->progress_ns > st->cfg->opt.peer_ns) {
+		err_set(&why, DS_UNAVAILABLE, "'%s' was silent in the middle of a frame for %lld s", src->name,
+			(long long)(st->cfg->opt.peer_ns / 1000000000));
+		source_fail(src, &why);
+	}
+	if (st->connect && st->service && src->own.w && frame_writer_queued(src->own.w) > QUEUE_DROP) {
+		err_set(&why, DS_TEMP, "'%s' reads its answers too slowly", src->name);
+		source_fail(src, &why);
+	}
+}
+
+static bool any_blocked(const struct stage *st)
+{
+	for (const struct source *s = st->sources; s; s = s->next)
+		if (s->state == SRC_OPEN && source_blocked(s))
+			return true;
+	return false;
+}
+
+/* Work is held for a source whose input is over, but there is nothing left to do: its requests came in part only. */
+static void stuck(struct source *src)
+{
+	struct stage *st = src->st;
+	struct ds_err why;
+
+	if (!src->input_done || !src->holds || st->busy || src->routes || any_blocked(st))
+		return;
+	if (!src->input_bad) {
+		err_set(&why, DS_DATA, "'%s' ended, but %zu of its requests came in part only", src->name, src->holds);
+		source_fail(src, &why);
+	}
+	source_end(src, false);
+}
+
+static void linger(struct source *src)
+{
+	char waste[16384];
+	ssize_t n = 1;
+
+	for (int k = 0; src->readable && k < 16 && n > 0; k++)
+		n = recv(src->fd, waste, sizeof waste, MSG_DONTWAIT);
+	if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR) || src->st->now > src->close_by)
+		src->state = SRC_DEAD;
+}
+
+static void closing(struct source *src)
+{
+	if (src->own.dead || !src->own.w || src->st->now > src->close_by) {
+		src->state = SRC_DEAD;
+	} else if (frame_writer_queued(src->own.w) == 0) {
+		shutdown(src->fd, SHUT_WR);
+		src->state = SRC_LINGER;
+		src->close_by = src->st->now + LINGER_NS;
+	}
+}
+
+static void finish(struct source *src)
+{
+	struct stage *st = src->st;
+	bool idle = st->draining && !src->readable && src->r && frame_reader_idle(src->r);
+
+	if ((!src->input_done && !idle) || src->holds || src->routes)
+		return;
+	sink_end(st, &src->own);
+	source_end(src, true);
+	close_after(src);
+}
+
+void source_turn(struct source *src)
+{
+	if (src->state == SRC_OPEN)
+		overdue(src);
+	if (src->state == SRC_OPEN)
+		stuck(src);
+	if (src->state == SRC_OPEN && src->st->service) {
+		if (src->own.dead)
+			source_lost(src);
+		else
+			finish(src);
+	}
+	if (src->state == SRC_CLOSING)
+		closing(src);
+	if (src->state == SRC_LINGER)
+		linger(src);
+	src->readable = false;
+}
+
+/* ---- for callbacks ---- */
+
+void source_hold(struct source *src) { src->holds++; }
+
+void source_release(struct source *src)
+{
+	if (src->holds)
+		src->holds--;
+}
+
+void source_pause(struct source *src, bool pause) { src->paused = pause; }
+const char *source_name(const struct source *src) { return src->name; }
+void *source_data(const struct source *src) { return src->data; }
+void source_set_data(struct source *src, void *p) { src->data = p; }

@@ -1,0 +1,269 @@
+#include "serve/stage.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/time.h"
+#include "frame/messages.h"
+#include "serve/internal.h"
+
+/* ---- errors ---- */
+
+void stage_fail(struct stage *st, const struct ds_err *why)
+{
+	if (st->service) {
+		log_err(why);
+		if (!st->rc)
+			st->rc = why->code;
+		return;
+	}
+	if (st->rc && st->err.text[0])
+		log_err(why); /* a second one: the first is left to the caller */
+	if (st->rc)
+		return;
+	st->rc = why->code;
+	st->err = *why;
+	if (why->code == DS_SIGPIPE)
+		st->err.text[0] = 0;
+}
+
+void stage_abort(struct stage *st, const struct ds_err *why)
+{
+	stage_fail(st, why);
+	st->stop = true;
+}
+
+void send_error(struct stage *st, struct sink *to, uint64_t stream, bool retryable, const struct ds_err *why)
+{
+	struct error_message m = { .code = (uint64_t)why->code, .retryable = retryable };
+	struct ds_err err;
+
+	if (!to->w || to->dead || to->ended || st->cfg->raw_output)
+		return;
+	for (size_t i = 0; i + 1 < sizeof m.text && why->text[i]; i++) /* a path in it may be no UTF-8 */
+		m.text[i] = (unsigned char)why->text[i] < 0x80 ? why->text[i] : '?';
+	if (to == &st->out)
+		output_hello(st);
+	meta_reset(st->meta);
+	error_put(st->meta, &m);
+	if (frame_write(to->w, FRAME_ERROR, 0, stream, st->meta, NULL, 0, false, &err))
+		sink_note(st, to, &err);
+}
+
+/* ---- for callbacks ---- */
+
+/* Where answers go now; NULL: nowhere. */
+static struct sink *sink_for(struct source *src, uint64_t stream)
+{
+	struct stage *st = src->st;
+	struct sink *s = st->connect ? &st->down.sink : src->answer;
+	struct route *r;
+
+	if (src->gone || st->stop || s->dead || s->ended || !s->w)
+		return NULL;
+	if (st->connect && stream) {
+		r = route_find(st, stream);
+		if (!r)
+			r = route_add(st, stream, src);
+		if (r)
+			r->sent = true;
+	}
+	return s;
+}
+
+int stage_send(struct source *src, unsigned type, uint64_t stream, const struct meta_builder *meta, const struct iovec *iov, int n,
+	bool hash)
+{
+	struct sink *s = sink_for(src, stream);
+	struct ds_err err;
+	int rc;
+
+	if (!s)
+		return 0;
+	rc = frame_write(s->w, type, 0, stream, meta, iov, n, hash, &err);
+	if (rc == DS_BUG || rc == DS_DATA) /* of the frame, not of the way */
+		stage_abort(src->st, &err);
+	else if (rc)
+		sink_note(src->st, s, &err);
+	return 0;
+}
+
+int stage_forward(struct source *src, const struct frame *f)
+{
+	struct sink *s = sink_for(src, f->stream);
+	struct ds_err err;
+
+	if (s && frame_forward(s->w, f, &err))
+		sink_note(src->st, s, &err);
+	return 0;
+}
+
+int stage_error(struct source *src, uint64_t stream, bool retryable, const struct ds_err *why)
+{
+	struct stage *st = src->st;
+	struct route *r = st->connect && stream ? route_find(st, stream) : NULL;
+
+	log_err(why);
+	if (!st->service && !st->rc) {
+		st->rc = why->code;
+		st->err.text[0] = 0; /* said above */
+	}
+	if (src->gone)
+		return 0;
+	if (r && r->src == src && r->sent) { /* downstream drops the request and passes the error on, as in a pipe */
+		send_error(st, &st->down.sink, stream, retryable, why);
+		return 0;
+	}
+	send_error(st, src->answer, stream, retryable, why);
+	if (r && r->src == src)
+		route_drop(st, r);
+	return 0;
+}
+
+int stage_write(struct source *src, const void *p, size_t n)
+{
+	struct sink *s = src->answer;
+	struct ds_err err;
+
+	if (n && s->w && !s->dead && frame_write_raw(s->w, p, n, &err))
+		sink_note(src->st, s, &err);
+	return 0;
+}
+
+void stage_drain(struct stage *st)
+{
+	if (st->draining)
+		return;
+	st->draining = true;
+	st->drain_by = st->now + st->cfg->opt.drain_ns;
+	log_msg(LOG_INFO, "draining");
+	notify_stopping();
+	addr_unlisten(&st->listen_addr, st->listen_fd);
+	st->listen_fd = -1;
+	if (st->ops->drain)
+		st->ops->drain(st->cfg->ctx);
+}
+
+/* ---- the run ---- */
+
+static int check_options(struct stage *st, struct ds_err *err)
+{
+	const struct stage_options *o = &st->cfg->opt;
+	int rc = 0;
+
+	if (o->log_format && strcmp(o->log_format, "text") != 0 && strcmp(o->log_format, "json") != 0)
+		return err_set(err, DS_USAGE, "bad --log-format '%s': text or json", o->log_format);
+	if (o->listen && (st->cfg->raw_input || st->cfg->raw_output))
+		return err_set(err, DS_USAGE, "--listen is for streams of frames only");
+	if (o->listen && o->input && strcmp(o->input, "-") != 0)
+		return err_set(err, DS_USAGE, "--listen and --input exclude each other");
+	if (o->listen)
+		rc = addr_parse(o->listen, &st->listen_addr, err);
+	if (!rc && o->connect)
+		rc = addr_parse(o->connect, &st->connect_addr, err);
+	st->service = o->listen && !o->output;
+	st->connect = o->connect != NULL;
+	return rc;
+}
+
+static int open_input(struct stage *st, struct ds_err *err)
+{
+	const char *path = st->cfg->opt.input;
+	struct stat sb;
+	int fd = STDIN_FILENO;
+
+	if (st->cfg->opt.listen)
+		return 0;
+	if (!path || strcmp(path, "-") == 0) {
+		path = "<stdin>";
+		if (fcntl(fd, F_GETFD) < 0)
+			return err_errno(err, DS_NOINPUT, "cannot read '<stdin>'");
+		if (!st->cfg->raw_input && !st->cfg->opt.force && isatty(fd))
+			return err_set(err, DS_USAGE, "frames do not come from a terminal: use a pipe or -i FILE");
+	} else {
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+		if (fd < 0)
+			return err_errno(err, DS_NOINPUT, "cannot open '%s'", path);
+	}
+	if (fstat(fd, &sb) == 0 && S_ISDIR(sb.st_mode)) {
+		if (fd != STDIN_FILENO)
+			close(fd);
+		return err_set(err, DS_NOINPUT, "cannot read '%s': it is a directory", path);
+	}
+	fd_grow_pipe(fd);
+	return source_new(st, fd, false, path, err) ? 0 : err->code;
+}
+
+static int open_listener(struct stage *st, struct ds_err *err)
+{
+	int rc = addr_listen(&st->listen_addr, st->cfg->opt.anywhere, &st->listen_fd, err);
+	char at[300];
+
+	if (rc)
+		return rc;
+	addr_local(st->listen_fd, at, sizeof at);
+	log_msg(st->listen_addr.kind == ADDR_TCP && strcmp(st->listen_addr.port, "0") == 0 ? LOG_WARN : LOG_INFO, "listening at '%s'",
+		*at ? at : st->listen_addr.text); /* a port of the kernel's choice must be told */
+	return 0;
+}
+
+static int open_all(struct stage *st, struct ds_err *err)
+{
+	int rc = check_options(st, err);
+
+	if (!rc && !(st->meta = meta_new()))
+		rc = err_nomem(err, 64, "frame meta");
+	if (!rc)
+		rc = open_input(st, err);
+	if (!rc)
+		rc = output_open(st, err);
+	if (!rc && st->connect)
+		rc = peer_open(st, err);
+	if (!rc && st->cfg->opt.listen)
+		rc = open_listener(st, err);
+	if (!rc && st->service)
+		rc = signals_service(err);
+	if (!rc && st->cfg->raw_input && !st->connect)
+		output_hello(st);
+	return rc;
+}
+
+static void close_all(struct stage *st)
+{
+	while (st->sources) {
+		struct source *src = st->sources;
+
+		st->sources = src->next;
+		source_free(src);
+	}
+	peer_close(st);
+	addr_unlisten(&st->listen_addr, st->listen_fd);
+	output_discard(st);
+	signals_done();
+	meta_free(st->meta);
+}
+
+int stage_run(const struct stage_config *cfg, struct ds_err *err)
+{
+	struct stage st = { .cfg = cfg, .ops = cfg->ops, .listen_fd = -1, .now = time_mono_ns(), .out = { .fd = -1 } };
+	int rc;
+
+	signal(SIGPIPE, SIG_IGN); /* EPIPE says it */
+	err->text[0] = 0;
+	rc = open_all(&st, err);
+	if (!rc) {
+		notify_ready(cfg->opt.ready_fd);
+		log_msg(LOG_INFO, "%s", st.service ? "serving" : "running");
+		rc = stage_loop(&st, err);
+	}
+	if (!rc && st.finished && (st.service || (st.sources && !st.sources->input_bad)))
+		rc = output_commit(&st, err);
+	close_all(&st);
+	return rc;
+}

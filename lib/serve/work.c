@@ -1,0 +1,141 @@
+#include "serve/work.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/version.h"
+
+static int cpus_allowed(void)
+{
+	cpu_set_t set;
+	int n = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
+
+	return n > 0 ? n : 1;
+}
+
+static int parse_arith(const char *s, enum arith *a, struct ds_err *err)
+{
+	if (strcmp(s, "bf16") == 0)
+		*a = ARITH_BF16;
+	else if (strcmp(s, "float32") == 0)
+		*a = ARITH_F32;
+	else
+		return err_set(err, DS_USAGE, "--arith: '%s' is neither 'bf16' nor 'float32'", s);
+	return 0;
+}
+
+int work_open(struct work *w, const struct work_options *o, size_t max_rows, size_t max_segs, struct ds_err *err)
+{
+	struct engine_config c = { .max_rows = max_rows, .max_segs = max_segs };
+	int rc;
+
+	memset(w, 0, sizeof(*w));
+	if (!o->model)
+		return err_set(err, DS_USAGE, "no model given; use -m DIR");
+	c.threads = o->threads ? (int)o->threads : cpus_allowed();
+	rc = parse_arith(o->arith, &c.arith, err);
+	if (rc)
+		return rc;
+	w->max_rows = max_rows;
+	w->max_segs = max_segs;
+	if ((rc = model_open(&w->model, o->model, err)) || (rc = engine_new(&w->engine, w->model, &c, err)) ||
+	    (rc = engine_kv_pool(w->engine, o->kv_memory, &w->pool, err)) ||
+	    (rc = sampler_new(&w->sampler, w->model->config.vocab, err)))
+		goto fail;
+	w->segs = mem_calloc(max_segs, sizeof(*w->segs));
+	if (!w->segs) {
+		rc = err_nomem(err, max_segs * sizeof(*w->segs), "segments");
+		goto fail;
+	}
+	return 0;
+fail:
+	work_close(w);
+	return rc;
+}
+
+void work_close(struct work *w)
+{
+	free(w->segs);
+	sampler_free(w->sampler);
+	kv_pool_free(w->pool);
+	engine_free(w->engine);
+	if (w->model)
+		model_close(w->model);
+	memset(w, 0, sizeof(*w));
+}
+
+void work_hello(const struct work *w, struct hello *h, const char *program, const char *role)
+{
+	const struct config *c = &w->model->config;
+	const struct layer *l = &w->model->layers[0];
+
+	memset(h, 0, sizeof(*h));
+	h->minor = FRAME_MINOR;
+	snprintf(h->program, sizeof(h->program), "%s", program);
+	snprintf(h->version, sizeof(h->version), "%s", DS_VERSION);
+	snprintf(h->role, sizeof(h->role), "%s", role);
+	snprintf(h->model, sizeof(h->model), "%s", w->model->fingerprint);
+	snprintf(h->quant, sizeof(h->quant), "%s/%s", dtype_name(l->o.type),
+		engine_kv_type(w->engine) == DT_BF16 ? "bf16" : "float32");
+	h->vocab = c->vocab;
+	h->kv.type = engine_kv_type(w->engine);
+	h->kv.block = KV_BLOCK;
+	h->kv.layers = c->layers;
+	h->kv.dim = engine_kv_dim(w->engine);
+	h->world = 1;
+}
+
+int work_request(const struct work *w, const struct frame *f, struct request *r, const uint32_t **ids, size_t *n,
+	struct ds_err *err)
+{
+	const struct config *c = &w->model->config;
+	int rc;
+
+	if ((rc = request_get(f, r, err)) || (rc = request_tokens(f, ids, n, err)))
+		return rc;
+	if (f->stream != frame_stream_id(r->id, strlen(r->id)))
+		return err_set(err, DS_DATA, "request '%s': its stream id is not the hash of its name", r->id);
+	for (size_t i = 0; i < *n; i++)
+		if ((*ids)[i] >= c->vocab)
+			return err_set(err, DS_DATA, "request '%s': token %u at %zu is not in the model's vocabulary of %zu", r->id,
+				(*ids)[i], i, c->vocab);
+	if (*n > c->max_positions)
+		return err_set(err, DS_DATA, "request '%s': prompt of %zu tokens is longer than the model's context of %zu", r->id,
+			*n, c->max_positions);
+	if (kv_blocks_for(*n) > w->pool->blocks)
+		return err_set(err, DS_CONFIG, "request '%s': prompt of %zu tokens needs %zu KV blocks, --kv-memory holds %zu",
+			r->id, *n, kv_blocks_for(*n), w->pool->blocks);
+	return 0;
+}
+
+int work_other(struct source *src, const struct frame *f, struct ds_err *err)
+{
+	if (f->type == FRAME_ERROR)
+		return stage_forward(src, f);
+	if (f->flags & FRAME_DROPPABLE || f->type == FRAME_STAT)
+		return 0;
+	return err_set(err, DS_DATA, "%s: frame %llu: a '%s' frame has no place in this stream", source_name(src),
+		(unsigned long long)f->number, frame_type_name(f->type));
+}
+
+uint32_t work_sample(struct work *w, const struct request *r, const struct segment *s, uint64_t position, double *logprob)
+{
+	struct sample_params p = { .temperature = r->sampling.temperature, .top_p = r->sampling.top_p,
+		.top_k = (size_t)r->sampling.top_k, .seed = r->sampling.seed };
+
+	return sample_token(w->sampler, &p, s->logits, s->argmax, s->lse, position, logprob);
+}
+
+void work_print_state(struct buf *json)
+{
+	ssize_t r;
+
+	buf_add(json, "\n", 1);
+	if (json->nomem)
+		return;
+	r = write(STDERR_FILENO, json->p, json->len);
+	(void)r; /* there is nobody left to tell */
+}
