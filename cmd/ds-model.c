@@ -17,22 +17,32 @@ static int64_t layers, seed;
 static uint64_t shard;
 
 static const struct opt opts[] = {
-	{ .name = "model", .letter = 'm', .arg = "DIR", .help = "the model, where no operand names it", .type = OPT_STR, .dst = &model_dir,
-	  .env = true },
-	{ .name = "json", .help = "info: one JSON object", .type = OPT_FLAG, .dst = &json },
-	{ .name = "full", .help = "fingerprint: over every byte of every tensor", .type = OPT_FLAG, .dst = &full },
-	{ .name = "like", .arg = "FILE|DIR", .help = "random: the config.json that gives the shape", .type = OPT_STR, .dst = &like },
-	{ .name = "layers", .arg = "N", .help = "random: another number of layers", .type = OPT_INT, .dst = &layers, .min = 1, .max = 1024 },
-	{ .name = "seed", .arg = "S", .help = "random: another seed, other weights", .def = "0", .type = OPT_INT, .dst = &seed },
-	{ .name = "dtype", .arg = "TYPE", .help = "random: bf16, fp8 or f32 (what the configuration says)", .type = OPT_STR, .dst = &dtype_text },
-	{ .name = "shard", .arg = "SIZE", .help = "random: most bytes a file", .def = "4G", .type = OPT_SIZE, .dst = &shard, .min = 1,
-	  .max = (int64_t)1 << 50 },
-	{ .name = "tokenizer", .arg = "DIR", .help = "random: copy the tokenizer from there", .type = OPT_STR, .dst = &tokenizer },
-	{ .name = "output", .letter = 'o', .arg = "DIR", .help = "random: the directory to make", .type = OPT_STR, .dst = &output },
-	{ .name = "force", .letter = 'f', .help = "random: replace a model that is there", .type = OPT_FLAG, .dst = &force },
-	{ .name = "dry-run", .letter = 'n', .help = "random: check and print the plan, write nothing", .type = OPT_FLAG, .dst = &dry_run },
-	{ .name = "log-format", .arg = "text|json", .help = "messages as lines of text or JSON", .def = "text", .type = OPT_STR,
-	  .dst = &log_format, .env = true },
+	{ .name = "model", .letter = 'm', .arg = "DIR", .help = "the model, where no operand names it",
+	  .type = OPT_STR, .dst = &model_dir, .env = true },
+	{ .name = "json", .help = "info: one JSON object",
+	  .type = OPT_FLAG, .dst = &json },
+	{ .name = "full", .help = "fingerprint: over every byte of every tensor",
+	  .type = OPT_FLAG, .dst = &full },
+	{ .name = "like", .arg = "FILE|DIR", .help = "random: the config.json that gives the shape",
+	  .type = OPT_STR, .dst = &like },
+	{ .name = "layers", .arg = "N", .help = "random: another number of layers",
+	  .type = OPT_INT, .dst = &layers, .min = 1, .max = 1024 },
+	{ .name = "seed", .arg = "S", .help = "random: another seed, other weights",
+	  .def = "0", .type = OPT_INT, .dst = &seed },
+	{ .name = "dtype", .arg = "TYPE", .help = "random: bf16, fp8 or f32 (what the configuration says)",
+	  .type = OPT_STR, .dst = &dtype_text },
+	{ .name = "shard", .arg = "SIZE", .help = "random: most bytes a file",
+	  .def = "4G", .type = OPT_SIZE, .dst = &shard, .min = 1, .max = (int64_t)1 << 50 },
+	{ .name = "tokenizer", .arg = "DIR", .help = "random: copy the tokenizer from there",
+	  .type = OPT_STR, .dst = &tokenizer },
+	{ .name = "output", .letter = 'o', .arg = "DIR", .help = "random: the directory to make",
+	  .type = OPT_STR, .dst = &output },
+	{ .name = "force", .letter = 'f', .help = "random: replace a model that is there",
+	  .type = OPT_FLAG, .dst = &force },
+	{ .name = "dry-run", .letter = 'n', .help = "random: check and print the plan, write nothing",
+	  .type = OPT_FLAG, .dst = &dry_run },
+	{ .name = "log-format", .arg = "text|json", .help = "messages as lines of text or JSON",
+	  .def = "text", .type = OPT_STR, .dst = &log_format, .env = true },
 	{ .name = NULL },
 };
 
@@ -88,17 +98,21 @@ static const char *topk_name(const struct config *c)
 	return c->topk == TOPK_NOAUX_TC ? "noaux_tc" : c->topk == TOPK_GREEDY ? "greedy" : "group_limited_greedy";
 }
 
+struct number { const char *key; uint64_t v; };
+
 static void info_json(const struct model *m, const struct facts *f, struct buf *b)
 {
 	const struct config *c = &m->config;
-	const struct { const char *key; uint64_t v; } numbers[] = {
-		{ "parameters", f->params.total }, { "active_parameters", f->params.active }, { "mtp_parameters", f->params.mtp },
-		{ "tensors", f->tensors }, { "files", m->files->file_count }, { "bytes", f->bytes }, { "kv_bytes_per_token", f->kv_bytes },
-		{ "context", c->max_positions }, { "vocab", c->vocab }, { "hidden", c->hidden }, { "layers", c->layers },
-		{ "dense_layers", c->experts ? c->dense_layers : c->layers }, { "mtp_layers", m->mtp_count }, { "heads", c->heads },
-		{ "q_lora", c->q_lora }, { "kv_lora", c->kv_lora }, { "qk_nope", c->nope }, { "qk_rope", c->rope }, { "v", c->v },
-		{ "intermediate", c->inter }, { "moe_intermediate", c->moe_inter }, { "experts", c->experts },
-		{ "shared_experts", c->shared }, { "experts_per_token", c->top_k }, { "groups", c->groups }, { "topk_groups", c->topk_groups },
+	const struct number numbers[] = {
+		{ "parameters", f->params.total }, { "active_parameters", f->params.active },
+		{ "mtp_parameters", f->params.mtp }, { "tensors", f->tensors }, { "files", m->files->file_count },
+		{ "bytes", f->bytes }, { "kv_bytes_per_token", f->kv_bytes }, { "context", c->max_positions },
+		{ "vocab", c->vocab }, { "hidden", c->hidden }, { "layers", c->layers },
+		{ "dense_layers", c->experts ? c->dense_layers : c->layers }, { "mtp_layers", m->mtp_count },
+		{ "heads", c->heads }, { "q_lora", c->q_lora }, { "kv_lora", c->kv_lora }, { "qk_nope", c->nope },
+		{ "qk_rope", c->rope }, { "v", c->v }, { "intermediate", c->inter },
+		{ "moe_intermediate", c->moe_inter }, { "experts", c->experts }, { "shared_experts", c->shared },
+		{ "experts_per_token", c->top_k }, { "groups", c->groups }, { "topk_groups", c->topk_groups },
 	};
 	struct jw w;
 
@@ -146,7 +160,8 @@ static void scaled(char *out, size_t size, uint64_t n, unsigned step, const char
 
 static void info_text(const struct model *m, const struct facts *f, struct buf *b)
 {
-	static const char *const count[] = { "", "K", "M", "B", "T" }, *const size[] = { "bytes", "KiB", "MiB", "GiB", "TiB" };
+	static const char *const count[] = { "", "K", "M", "B", "T" },
+				 *const size[] = { "bytes", "KiB", "MiB", "GiB", "TiB" };
 	const struct config *c = &m->config;
 	char a[32], d[32];
 
@@ -166,14 +181,17 @@ static void info_text(const struct model *m, const struct facts *f, struct buf *
 			buf_printf(b, " %s %s", dtype_name((enum dtype)t), a);
 	}
 	buf_printf(b, "\nKV cache       %zu bytes a token (BF16)\n", f->kv_bytes);
-	buf_printf(b, "context        %zu tokens, rope %s\n", c->max_positions, c->rope_type == ROPE_YARN ? "YaRN" : "plain");
+	buf_printf(b, "context        %zu tokens, rope %s\n", c->max_positions,
+		c->rope_type == ROPE_YARN ? "YaRN" : "plain");
 	buf_printf(b, "layers         %zu (%zu dense) and %zu MTP, hidden %zu, vocabulary %zu\n", c->layers,
 		c->experts ? c->dense_layers : c->layers, m->mtp_count, c->hidden, c->vocab);
-	buf_printf(b, "attention      %zu heads of %zu + %zu, v %zu, q_lora %zu, kv_lora %zu\n", c->heads, c->nope, c->rope, c->v, c->q_lora,
-		c->kv_lora);
+	buf_printf(b, "attention      %zu heads of %zu + %zu, v %zu, q_lora %zu, kv_lora %zu\n", c->heads, c->nope,
+		c->rope, c->v, c->q_lora, c->kv_lora);
 	if (c->experts)
-		buf_printf(b, "experts        %zu of which %zu, %zu shared, %zu groups of which %zu, %s, %s, width %zu\n", c->experts, c->top_k,
-			c->shared, c->groups, c->topk_groups, score_name(c), topk_name(c), c->moe_inter);
+		buf_printf(b,
+			"experts        %zu of which %zu, %zu shared, %zu groups of which %zu, %s, %s, width %zu\n",
+			c->experts, c->top_k, c->shared, c->groups, c->topk_groups, score_name(c), topk_name(c),
+			c->moe_inter);
 }
 
 static int print_buf(struct buf *b, struct ds_err *err)
@@ -227,7 +245,8 @@ static int do_verify(const char *dir, struct ds_err *err)
 	if (!rc) {
 		model_unused(m, warn_unused, NULL);
 		f = gather(m);
-		buf_printf(&b, "%s: ok, %zu tensors, %llu bytes, all finite\n", dir, f.tensors, (unsigned long long)f.bytes);
+		buf_printf(&b, "%s: ok, %zu tensors, %llu bytes, all finite\n", dir, f.tensors,
+			(unsigned long long)f.bytes);
 		rc = print_buf(&b, err);
 	}
 	model_close(m);
@@ -258,16 +277,25 @@ static int do_fingerprint(const char *dir, struct ds_err *err)
 
 static int parse_dtype(enum dtype *t, struct ds_err *err)
 {
-	*t = !dtype_text ? DT_NONE : !strcmp(dtype_text, "bf16") ? DT_BF16 : !strcmp(dtype_text, "fp8") ? DT_F8_E4M3 : DT_F32;
-	if (*t == DT_F32 && strcmp(dtype_text, "f32"))
-		return err_set(err, DS_USAGE, "--dtype: '%s' is not bf16, fp8 or f32; try 'ds-model --help'", dtype_text);
+	*t = DT_NONE;
+	if (!dtype_text)
+		return 0;
+	if (!strcmp(dtype_text, "bf16"))
+		*t = DT_BF16;
+	else if (!strcmp(dtype_text, "fp8"))
+		*t = DT_F8_E4M3;
+	else if (!strcmp(dtype_text, "f32"))
+		*t = DT_F32;
+	else
+		return err_set(
+			err, DS_USAGE, "--dtype: '%s' is not bf16, fp8 or f32; try 'ds-model --help'", dtype_text);
 	return 0;
 }
 
 static int do_random(struct ds_err *err)
 {
-	struct make_options o = { .like = like, .out = output, .tokenizer = tokenizer, .layers = (size_t)layers, .seed = (uint64_t)seed,
-		.shard = shard, .force = force, .dry_run = dry_run, .stop = &stop };
+	struct make_options o = { .like = like, .out = output, .tokenizer = tokenizer, .layers = (size_t)layers,
+		.seed = (uint64_t)seed, .shard = shard, .force = force, .dry_run = dry_run, .stop = &stop };
 	struct sigaction sa = { .sa_handler = on_signal };
 	struct make_plan p;
 	struct buf b = { .p = NULL };
@@ -293,9 +321,9 @@ static int do_random(struct ds_err *err)
 	else if (opt_verbose > 0)
 		buf_printf(&b, "made %s: ", output);
 	if (b.len)
-		buf_printf(&b, "%llu parameters (%llu MTP) in %zu tensors, %llu bytes, %zu %s, %s\n", (unsigned long long)(n.total + n.mtp),
-			(unsigned long long)n.mtp, p.tensors, (unsigned long long)p.bytes, p.shards, p.shards == 1 ? "file" : "files",
-			dtype_name(p.dtype));
+		buf_printf(&b, "%llu parameters (%llu MTP) in %zu tensors, %llu bytes, %zu %s, %s\n",
+			(unsigned long long)(n.total + n.mtp), (unsigned long long)n.mtp, p.tensors,
+			(unsigned long long)p.bytes, p.shards, p.shards == 1 ? "file" : "files", dtype_name(p.dtype));
 	return b.len ? print_buf(&b, err) : 0;
 }
 
@@ -304,14 +332,18 @@ static int run(int argc, char **argv, struct ds_err *err)
 	const char *what = argc > 0 ? argv[0] : "", *dir = argc > 1 ? argv[1] : model_dir;
 
 	if (strcmp(log_format, "text") && strcmp(log_format, "json"))
-		return err_set(err, DS_USAGE, "--log-format: '%s' is not text or json; try 'ds-model --help'", log_format);
+		return err_set(
+			err, DS_USAGE, "--log-format: '%s' is not text or json; try 'ds-model --help'", log_format);
 	log_init("ds-model", !strcmp(log_format, "json"), opt_verbose);
 	if (argc == 0)
-		return err_set(err, DS_USAGE, "what to do is missing: info, verify, fingerprint or random; try 'ds-model --help'");
+		return err_set(err, DS_USAGE,
+			"what to do is missing: info, verify, fingerprint or random; try 'ds-model --help'");
 	if (!strcmp(what, "random"))
-		return argc > 1 ? err_set(err, DS_USAGE, "random takes no operand '%s'; try 'ds-model --help'", argv[1]) : do_random(err);
+		return argc > 1 ? err_set(err, DS_USAGE, "random takes no operand '%s'; try 'ds-model --help'", argv[1])
+				: do_random(err);
 	if (strcmp(what, "info") && strcmp(what, "verify") && strcmp(what, "fingerprint"))
-		return err_set(err, DS_USAGE, "'%s' is not info, verify, fingerprint or random; try 'ds-model --help'", what);
+		return err_set(
+			err, DS_USAGE, "'%s' is not info, verify, fingerprint or random; try 'ds-model --help'", what);
 	if (argc > 2)
 		return err_set(err, DS_USAGE, "one model at a time, not '%s', too; try 'ds-model --help'", argv[2]);
 	if (!dir)

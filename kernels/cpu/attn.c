@@ -30,15 +30,15 @@ static struct act page_act(const struct attn_task *t, const struct expanded_scra
 	return act;
 }
 
-void attn_expand_page(const struct attn_task *t, const struct expanded_scratch *x, size_t p, size_t n)
+void attn_expand_page(const struct attn_task *t, const struct expanded_scratch *x, size_t p, size_t n, bool round)
 {
 	const struct attn_shape *a = t->shape;
 	const struct kv_pages *kv = &t->seg->kv;
 	struct act act = page_act(t, x, p, n);
 	struct mat wk = mat_rows(a->kv_b, t->head * (a->nope + a->v), a->nope);
 	struct mat wv = mat_rows(a->kv_b, t->head * (a->nope + a->v) + a->nope, a->v);
-	struct gemm k = { .y = x->k, .ldy = x->ldk, .x = &act, .w = &wk, .rows = n, .round = a->round };
-	struct gemm v = { .y = x->v, .ldy = x->ldv, .x = &act, .w = &wv, .rows = n, .round = a->round };
+	struct gemm k = { .y = x->k, .ldy = x->ldk, .x = &act, .w = &wk, .rows = n, .round = round };
+	struct gemm v = { .y = x->v, .ldy = x->ldv, .x = &act, .w = &wv, .rows = n, .round = round };
 
 	t->isa->gemm(&k, 0, n, 0, a->nope);
 	t->isa->gemm(&v, 0, n, 0, a->v);
@@ -47,7 +47,7 @@ void attn_expand_page(const struct attn_task *t, const struct expanded_scratch *
 		const void *row = kv_row(kv, p, i);
 		if (kv->type == DT_F32) {
 			memcpy(pe, (const float *)row + a->lora, a->rope * sizeof(*pe));
-			if (a->round)
+			if (round)
 				t->isa->round(pe, a->rope);
 		} else {
 			for (size_t j = 0; j < a->rope; j++)

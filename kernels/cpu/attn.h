@@ -33,18 +33,31 @@ struct attn_state {
 	float *max, *sum; /* [lanes] */
 };
 
+/* What attn_absorbed is asked for. */
+enum attn_step {
+	ATTN_QUERY, /* queries of one head into the latent space */
+	ATTN_PAGES, /* some (row, head) pairs over some pages */
+	ATTN_MERGE, /* states of consecutive blocks into one */
+};
+
 struct attn_task {
 	const struct isa *isa;
 	const struct attn_shape *shape;
 	const struct attn_seg *seg;
-	void *scratch; /* as large as expanded_layout or absorbed_layout says */
+	void *scratch; /* as large as expanded_layout, query_layout or absorbed_layout says */
 	/* expanded: rows [row0, row0 + rows) of the segment, one head, into seg->out */
 	size_t row0, rows, head;
-	/* absorbed: lane i is the pair (row0 * heads + lane0 + i) of (row, head); pages [page0, page0 + pages) */
+	/* absorbed */
+	enum attn_step step;
+	/* QUERY: latent[i] = W_uk[head]^T queries[i], i < rows, rounded if asked; whole vectors are written */
+	const float *const *queries; /* [rows][nope] */
+	float *latent;               /* [rows, ld] */
+	size_t ld;
+	/* PAGES: lane i is the pair (row0 * heads + lane0 + i) of (row, head); pages [page0, page0 + pages) */
 	size_t lane0, lanes, page0, pages;
-	const float *q;          /* [lanes, lora + rope] */
+	const float *q;          /* [lanes, ld] of which lora + rope are used */
 	struct attn_state state; /* written whole */
-	/* absorbed, merge != 0: lane `lane0` of that many consecutive parts is added to lane 0 of state */
+	/* MERGE: lane `lane0` of `merge` parts is added to lane 0 of state */
 	size_t merge;
 	const struct attn_state *parts;
 };
@@ -142,7 +155,23 @@ static inline size_t absorbed_layout(struct absorbed_scratch *x, void *area, con
 	return at - (uintptr_t)area;
 }
 
-/* Keys and values of tokens 0 .. n of page p for the task's head, float32 (rounded if asked), into x->k and x->v. */
-void attn_expand_page(const struct attn_task *t, const struct expanded_scratch *x, size_t p, size_t n);
+struct query_scratch {
+	void *q; /* [rows, nope] */
+	void *w; /* [nope, ld] */
+	size_t ld;
+};
+
+static inline size_t query_layout(struct query_scratch *x, void *area, const struct attn_shape *a, size_t rows)
+{
+	uintptr_t at = (uintptr_t)area;
+
+	x->ld = attn_ld(a->lora);
+	x->q = attn_carve(&at, rows * a->nope);
+	x->w = attn_carve(&at, a->nope * x->ld);
+	return at - (uintptr_t)area;
+}
+
+/* Keys and values of tokens 0 .. n of page p for the task's head, float32 (values rounded if asked), into x->k and x->v. */
+void attn_expand_page(const struct attn_task *t, const struct expanded_scratch *x, size_t p, size_t n, bool round);
 
 #endif

@@ -38,7 +38,8 @@ struct absorbed {
 	const struct attn_shape *shape;
 	struct piece pieces[CHUNK_ROWS];
 	size_t npieces, rows;
-	float *q;                /* [rows, heads, lora + rope] */
+	float *q;                /* [rows, heads, ldq]: lora + rope */
+	size_t ldq;
 	struct attn_state state; /* [rows * heads] */
 	size_t wave;             /* most blocks in flight */
 	struct attn_state *part; /* [wave], [ATTN_LANES] each */
@@ -54,7 +55,8 @@ static size_t absorbed_lay(struct absorbed *b, void *area)
 	size_t lanes = CHUNK_ROWS * a->heads, ld = attn_ld(a->lora);
 	float *acc, *max, *sum;
 
-	b->q = attn_carve(&at, lanes * (a->lora + a->rope));
+	b->ldq = attn_ld(a->lora + a->rope);
+	b->q = attn_carve(&at, lanes * b->ldq);
 	b->state.ld = ld;
 	b->state.acc = attn_carve(&at, lanes * ld);
 	b->state.max = attn_carve(&at, lanes);
@@ -74,30 +76,32 @@ static void query_item(void *arg, size_t head, int worker)
 {
 	struct absorbed *b = arg;
 	const struct attn_shape *a = b->shape;
-	struct mat w = mat_rows(a->kv_b, head * (a->nope + a->v), a->nope);
+	size_t ld = a->heads * b->ldq;
+	float *y = b->q + head * b->ldq;
+	const float *queries[CHUNK_ROWS];
+	struct query_scratch x;
+	struct attn_task t = { .isa = b->isa, .shape = a, .step = ATTN_QUERY, .rows = b->rows, .head = head,
+		.queries = queries, .latent = y, .ld = ld };
 
-	(void)worker;
 	for (size_t i = 0; i < b->npieces; i++)
-		for (size_t r = 0; r < b->pieces[i].rows; r++) {
-			const struct piece *p = b->pieces + i;
-			const float *q = p->seg->q + (p->row0 + r) * p->seg->ldq + head * (a->nope + a->rope);
-			float *y = b->q + ((p->first + r) * a->heads + head) * (a->lora + a->rope);
-			b->isa->gemv_t(y, q, &w);
-			memcpy(y + a->lora, q + a->nope, a->rope * sizeof(*y));
-			if (a->round)
-				b->isa->round(y, a->lora);
-		}
+		for (size_t r = 0; r < b->pieces[i].rows; r++)
+			queries[b->pieces[i].first + r] = b->pieces[i].seg->q
+				+ (b->pieces[i].row0 + r) * b->pieces[i].seg->ldq + head * (a->nope + a->rope);
+	t.scratch = kern_scratch(b->stream, worker, query_layout(&x, NULL, a, b->rows));
+	b->isa->attn_absorbed(&t);
+	for (size_t r = 0; r < b->rows; r++)
+		memcpy(y + r * ld + a->lora, queries[r] + a->nope, a->rope * sizeof(*y));
 }
 
 static void block_item(void *arg, size_t i, int worker)
 {
 	struct absorbed *b = arg;
 	const struct block *k = b->block + i;
-	size_t lane = k->piece->first * b->shape->heads + k->lane0, kdim = b->shape->lora + b->shape->rope;
+	size_t lane = k->piece->first * b->shape->heads + k->lane0;
 	struct absorbed_scratch x;
-	struct attn_task t = { .isa = b->isa, .shape = b->shape, .seg = k->piece->seg, .row0 = k->piece->row0,
-		.lane0 = k->lane0, .lanes = k->lanes, .page0 = k->page0, .pages = k->pages, .q = b->q + lane * kdim,
-		.state = b->part[i] };
+	struct attn_task t = { .isa = b->isa, .shape = b->shape, .step = ATTN_PAGES, .seg = k->piece->seg,
+		.row0 = k->piece->row0, .lane0 = k->lane0, .lanes = k->lanes, .page0 = k->page0, .pages = k->pages,
+		.q = b->q + lane * b->ldq, .ld = b->ldq, .state = b->part[i] };
 
 	t.scratch = kern_scratch(b->stream, worker, absorbed_layout(&x, NULL, b->shape, &t.seg->kv));
 	b->isa->attn_absorbed(&t);
@@ -111,8 +115,8 @@ static void merge_item(void *arg, size_t i, int worker)
 	const struct block *k = b->block + run->first;
 	size_t pair = k->lane0 + i % ATTN_LANES, lane = k->piece->first * b->shape->heads + pair;
 	size_t pos = k->piece->seg->pos0 + k->piece->row0 + pair / b->shape->heads;
-	struct attn_task t = { .isa = b->isa, .shape = b->shape, .lane0 = i % ATTN_LANES, .parts = b->part + run->first,
-		.state = { b->state.acc + lane * b->state.ld, b->state.ld, b->state.max + lane, b->state.sum + lane } };
+	struct attn_task t = { .isa = b->isa, .shape = b->shape, .step = ATTN_MERGE, .lane0 = i % ATTN_LANES,
+		.parts = b->part + run->first, .state = { b->state.acc + lane * b->state.ld, b->state.ld, b->state.max + lane, b->state.sum + lane } };
 
 	(void)worker;
 	if (i % ATTN_LANES >= k->lanes)
@@ -123,39 +127,48 @@ static void merge_item(void *arg, size_t i, int worker)
 		b->isa->attn_absorbed(&t);
 }
 
+/* Sums into averages; BF16 weights want BF16 rows. */
+static void answer_rows(struct absorbed *b, size_t head, struct act *x, uint16_t *packed)
+{
+	size_t lora = b->shape->lora, ld = round_up(lora, 128), heads = b->shape->heads;
+	bool pack = b->shape->round && b->shape->kv_b->type == DT_BF16;
+
+	for (size_t r = 0; r < b->rows; r++) {
+		float *acc = b->state.acc + (r * heads + head) * b->state.ld, inv = 1.0f / b->state.sum[r * heads + head];
+		for (size_t j = 0; j < lora; j++)
+			acc[j] *= inv;
+		if (b->shape->round)
+			b->isa->round(acc, lora);
+		if (pack) {
+			b->isa->pack_bf16(packed + r * ld, acc, lora);
+			memset(packed + r * ld + lora, 0, (ld - lora) * sizeof(*packed));
+		}
+	}
+	*x = (struct act){ .kind = ACT_F32, .rows = b->rows, .cols = lora, .ld = heads * b->state.ld,
+		.data = b->state.acc + head * b->state.ld };
+	if (pack)
+		*x = (struct act){ .kind = ACT_BF16, .rows = b->rows, .cols = lora, .ld = ld, .data = packed };
+}
+
 static void answer_item(void *arg, size_t head, int worker)
 {
 	struct absorbed *b = arg;
 	const struct attn_shape *a = b->shape;
-	size_t ld = round_up(a->lora, 128), lda = b->shape->heads * b->state.ld;
 	struct mat w = mat_rows(a->kv_b, head * (a->nope + a->v) + a->nope, a->v);
-	struct act act = { .kind = ACT_F32, .rows = b->rows, .cols = a->lora, .ld = lda,
-		.data = b->state.acc + head * b->state.ld };
-	uint16_t *packed = kern_scratch(b->stream, worker, b->rows * ld * sizeof(*packed));
-	bool pack = a->round && w.type == DT_BF16;
+	size_t packed = round_up(a->lora, 128) * sizeof(uint16_t);
+	char *scratch = kern_scratch(b->stream, worker, b->rows * (packed + a->v * sizeof(float)));
+	float *y = (float *)(void *)(scratch + b->rows * packed); /* [rows, v] */
+	struct act act;
+	struct gemm g = { .y = y, .ldy = a->v, .x = &act, .w = &w, .rows = b->rows, .round = a->round };
 
-	for (size_t r = 0; r < b->rows; r++) {
-		float *acc = b->state.acc + r * lda + head * b->state.ld, inv = 1.0f / b->state.sum[r * a->heads + head];
-		for (size_t j = 0; j < a->lora; j++)
-			acc[j] *= inv;
-		if (a->round)
-			b->isa->round(acc, a->lora);
-		if (pack) {
-			b->isa->pack_bf16(packed + r * ld, acc, a->lora);
-			memset(packed + r * ld + a->lora, 0, (ld - a->lora) * sizeof(*packed));
+	answer_rows(b, head, &act, (uint16_t *)(void *)scratch);
+	b->isa->gemm(&g, 0, b->rows, 0, a->v);
+	for (size_t i = 0; i < b->npieces; i++)
+		for (size_t r = 0; r < b->pieces[i].rows; r++) {
+			const struct attn_seg *seg = b->pieces[i].seg;
+			memcpy(seg->out + (b->pieces[i].row0 + r) * seg->ldo + head * a->v, y + (b->pieces[i].first + r) * a->v,
+				a->v * sizeof(*y));
 		}
-	}
-	if (pack) {
-		act.kind = ACT_BF16;
-		act.ld = ld;
-		act.data = packed;
-	}
-	for (size_t i = 0; i < b->npieces; i++) {
-		const struct piece *p = b->pieces + i;
-		struct gemm g = { .y = p->seg->out + p->row0 * p->seg->ldo + head * a->v, .ldy = p->seg->ldo, .x = &act,
-			.w = &w, .row0 = p->first, .rows = p->rows, .round = a->round };
-		b->isa->gemm(&g, 0, p->rows, 0, a->v);
-	}
 }
 
 static void wave_run(struct absorbed *b)

@@ -19,7 +19,7 @@ void attn_expanded_avx512bf16(const struct attn_task *t)
 
 void attn_absorbed_avx512bf16(const struct attn_task *t)
 {
-	if (t->shape->round)
+	if (t->shape->round && (t->step != ATTN_QUERY || t->shape->kv_b->type == DT_BF16))
 		attn_absorbed(t);
 	else
 		attn_absorbed_avx512(t);

@@ -1,8 +1,7 @@
 /*
- * Attention for one instruction set.  The including file has defined its vector (attn_f32.h or its own):
- *   vf, VL            a vector of VL float32 lanes; VL divides 16
+ * Attention for one instruction set.  The including file has chosen its vector (vec_*.h: VF, VL and v_*; VL divides 16)
+ * and defined
  *   TILE_ACCS, TILE_VECS  accumulators that fit in registers, and how many of them side by side at most (powers of two)
- *   v_zero v_set1 v_load v_store v_add v_sub v_mul v_fma v_max
  *   v_exp2i(t)        2^n, n being the low bits of t = n + 1.5 * 2^23
  *   v_keep(x, cnt, t, y)   lane i: t < cnt[i] ? x : y
  *   v_flush(y, x, low)     lane i: x < low ? 0 : y
@@ -10,12 +9,13 @@
  *   ATTN_OPERANDS     a file that says how operands become the 4-byte units of these products:
  *   v_mac(acc, const unit_t *a, const unit_t *b)  acc[i] += a[0] * b[i], i < VL
  *   v_mac_low         the same with the earlier element of each unit only (STEP 2)
- *   put_p, put_query, expanded_operands, absorbed_operands
+ *   put_p, put_query, expanded_operands, query_operands, absorbed_operands
  */
 #include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/attn.h"
+#include "kernels/cpu/widen.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -24,6 +24,19 @@ typedef uint32_t __attribute__((may_alias)) unit_t; /* the earlier element in th
 #else
 typedef float unit_t;
 #endif
+
+/* c[i][j] = c[i][j] * scale[i] + sum over k of a[i][k] * b[k][j] */
+struct product {
+	float *c;           /* [rows, ldc] */
+	size_t ldc;
+	const unit_t *a;    /* a[i][k] at i * ar + k * ak */
+	size_t ar, ak;
+	const unit_t *b;    /* [steps, ldb] */
+	size_t ldb, steps;
+	const float *scale; /* [rows], or NULL: c is not read, the sum starts at 0 */
+	const int32_t *cnt; /* [rows], ascending: row i sums cnt[i] elements only; or NULL: steps units */
+	const char *ahead;  /* what to bring into the cache meanwhile, a line with each step; or NULL */
+};
 
 /* Queries looking at a page. */
 struct look {
@@ -37,15 +50,17 @@ struct look {
 	float *corr;         /* [lanes] */
 	float scale;
 	bool round;
+	const void *next;    /* the page looked at next, or NULL; next_ld bytes a token */
+	size_t next_ld;
 };
 
 #include ATTN_OPERANDS
 
 /* e^x for x <= 0, within 1-2 ulp; 0 below -87 and for -inf; NaN stays. */
-INLINE vf v_exp(vf x)
+INLINE VF v_exp(VF x)
 {
-	const vf magic = v_set1(0x1.8p23f);
-	vf t = v_fma(x, v_set1(1.44269504f), magic), n = v_sub(t, magic), r, y;
+	const VF magic = v_set1(0x1.8p23f);
+	VF t = v_fma(x, v_set1(1.44269504f), magic), n = v_sub(t, magic), r, y;
 
 	r = v_fma(n, v_set1(-0.693359375f), x); /* exact: the constant has 10 bits, n at most 7 */
 	r = v_fma(n, v_set1(2.12194440e-4f), r);
@@ -60,32 +75,31 @@ INLINE vf v_exp(vf x)
 	return v_flush(v_mul(y, v_exp2i(t)), x, v_set1(-87.0f));
 }
 
-/* ---- products: c[i][j] = c[i][j] * scale[i] + sum over k of a[i][k] * b[k][j] ---- */
-
-struct product {
-	float *c;           /* [rows, ldc] */
-	size_t ldc;
-	const unit_t *a;    /* a[i][k] at i * ar + k * ak */
-	size_t ar, ak;
-	const unit_t *b;    /* [steps, ldb] */
-	size_t ldb, steps;
-	const float *scale; /* [rows], or NULL: c is not read, the sum starts at 0 */
-	const int32_t *cnt; /* [rows], ascending: row i sums cnt[i] elements only; or NULL: steps units */
-};
+/* ---- products ---- */
 
 INLINE void tile(const struct product *p, const int rows, const int vecs)
 {
-	vf c[TILE_ACCS];
-	const unit_t *a = p->a, *b = p->b;
+	VF c[TILE_ACCS];
+	const unit_t *a[4], *b = p->b; /* a: rows 0, 4, 8, 12, from which the others are in reach of an address */
+	const char *ahead = p->ahead ? p->ahead : (const char *)p->a;
 	size_t ar = p->ar, ak = p->ak, ldb = p->ldb, common = p->cnt ? (size_t)p->cnt[0] / STEP : p->steps;
+	size_t line = p->ahead ? 64 : 0;
 
+#pragma GCC unroll 4
+	for (size_t i = 0; i < 4; i++)
+		a[i] = p->a + 4 * i * ar;
 #pragma GCC unroll 16
 	for (int i = 0; i < rows * vecs; i++)
 		c[i] = p->scale ? v_mul(v_load(p->c + i / vecs * p->ldc + i % vecs * VL), v_set1(p->scale[i / vecs])) : v_zero();
-	for (size_t k = 0; k < common; k++, a += ak, b += ldb)
+	for (size_t k = 0; k < common; k++, b += ldb, ahead += line) {
+		__builtin_prefetch(ahead, 0, 2);
 #pragma GCC unroll 16
 		for (int i = 0; i < rows * vecs; i++)
-			c[i] = v_mac(c[i], a + i / vecs * ar, b + i % vecs * VL);
+			c[i] = v_mac(c[i], a[i / vecs / 4] + i / vecs % 4 * ar, b + i % vecs * VL);
+#pragma GCC unroll 4
+		for (int i = 0; i < 4; i++)
+			a[i] += ak;
+	}
 #pragma GCC unroll 16
 	for (int i = 0; i < rows * vecs; i++)
 		v_store(p->c + i / vecs * p->ldc + i % vecs * VL, c[i]);
@@ -109,7 +123,7 @@ static void tile_rest(const struct product *p, size_t rows, size_t cols)
 
 	for (size_t i = 0; i < rows; i++)
 		for (size_t j = 0; j < cols && (size_t)p->cnt[i] > common * STEP; j += VL) {
-			vf c = v_load(p->c + i * p->ldc + j);
+			VF c = v_load(p->c + i * p->ldc + j);
 			size_t k = common, n = (size_t)p->cnt[i];
 
 			for (; k < n / STEP; k++)
@@ -178,19 +192,20 @@ static void look_scores(const struct look *x, size_t n)
 		while ((size_t)x->cnt[lane + ATTN_LANES - 1] <= t)
 			lane += ATTN_LANES;
 		product(&(struct product){ .c = x->s + t * x->lanes + lane, .ldc = x->lanes, .a = x->k + t * x->ldk,
-			.ar = x->ldk, .ak = 1, .b = x->q + lane, .ldb = x->lanes, .steps = x->ksteps }, m, x->lanes - lane);
+			.ar = x->ldk, .ak = 1, .b = x->q + lane, .ldb = x->lanes, .steps = x->ksteps,
+			.ahead = x->next ? (const char *)x->next + t * x->next_ld : NULL }, m, x->lanes - lane);
 	}
 }
 
 /* Scores to probabilities relative to the new maximum; corr is what the old sums are worth. */
 static void look_softmax(const struct look *x, const struct attn_state *st)
 {
-	const vf scale = v_set1(x->scale);
+	const VF scale = v_set1(x->scale);
 
 	for (size_t j = 0; j < x->lanes; j += VL) {
 		const int32_t *cnt = x->cnt + j;
 		size_t n = (size_t)cnt[VL - 1];
-		vf old = v_load(st->max + j), max = old, sum, corr;
+		VF old = v_load(st->max + j), max = old, sum, corr;
 
 		if (n == 0) {
 			v_store(x->corr + j, v_set1(1.0f));
@@ -201,7 +216,7 @@ static void look_softmax(const struct look *x, const struct attn_state *st)
 		corr = v_exp(v_sub(old, max));
 		sum = v_mul(v_load(st->sum + j), corr);
 		for (size_t t = 0; t < n; t += STEP) {
-			vf p[2] = { v_zero(), v_zero() };
+			VF p[2] = { v_zero(), v_zero() };
 			for (size_t i = 0; i < STEP && t + i < n; i++) {
 				p[i] = v_exp(v_sub(v_mul(v_load(x->s + (t + i) * x->lanes + j), scale), max));
 				p[i] = v_keep(p[i], cnt, (int32_t)(t + i), v_zero());
@@ -289,7 +304,7 @@ static void attn_expanded(const struct attn_task *t)
 		struct look l = { .lanes = ATTN_TILE, .ldv = x.ldv, .vcols = round_up(a->v, ATTN_LANES), .cnt = cnt,
 			.s = x.s, .corr = x.corr, .scale = a->scale, .round = a->round };
 		size_t n = attn_seen(last, p, kv->page);
-		attn_expand_page(t, &x, p, n);
+		attn_expand_page(t, &x, p, n, a->round && STEP == 1);
 		expanded_operands(t, &x, n, &l);
 		for (size_t i = 0; i * ATTN_TILE < t->rows; i++) {
 			struct tile_state tile = tile_at(&x, i);
@@ -316,7 +331,7 @@ static void absorbed_merge(const struct attn_task *t)
 		const struct attn_state *part = t->parts + i;
 		const float *acc = part->acc + t->lane0 * part->ld;
 		float pmax = part->max[t->lane0], top = pmax > max ? pmax : max;
-		vf old = v_exp(v_set1(max - top)), add = v_exp(v_set1(pmax - top));
+		VF old = v_exp(v_set1(max - top)), add = v_exp(v_set1(pmax - top));
 		v_store(both, old);
 		v_store(both + VL, add);
 		sum = sum * both[0] + part->sum[t->lane0] * both[VL];
@@ -328,22 +343,32 @@ static void absorbed_merge(const struct attn_task *t)
 	st->sum[0] = sum;
 }
 
-static void attn_absorbed(const struct attn_task *t)
+static void absorbed_query(const struct attn_task *t)
+{
+	const struct attn_shape *a = t->shape;
+	struct mat w = mat_rows(a->kv_b, t->head * (a->nope + a->v), a->nope);
+	struct product p = { .c = t->latent, .ldc = t->ld };
+	struct query_scratch x;
+
+	query_layout(&x, t->scratch, a, t->rows);
+	query_operands(t, &x, &w, &p);
+	product(&p, t->rows, round_up(a->lora, ATTN_LANES));
+	for (size_t i = 0; i < t->rows && a->round; i++)
+		t->isa->round(t->latent + i * t->ld, a->lora);
+}
+
+static void absorbed_pages(const struct attn_task *t)
 {
 	const struct attn_shape *a = t->shape;
 	const struct kv_pages *kv = &t->seg->kv;
 	struct absorbed_scratch x;
 	int32_t cnt[ATTN_LANES];
 
-	if (t->merge) {
-		absorbed_merge(t);
-		return;
-	}
 	absorbed_layout(&x, t->scratch, a, kv);
 	state_clear(&t->state, ATTN_LANES);
 	memset(x.q, 0, x.kdim * ATTN_LANES * sizeof(unit_t));
 	for (size_t i = 0; i < t->lanes; i++)
-		put_query(t->isa, (unit_t *)x.q + i, ATTN_LANES, t->q + i * x.kdim, x.kdim, a->round, x.row);
+		put_query(t->isa, (unit_t *)x.q + i, ATTN_LANES, t->q + i * t->ld, x.kdim, a->round, x.row);
 	for (size_t p = t->page0; p < t->page0 + t->pages; p++) {
 		struct look l = { .lanes = ATTN_LANES, .used = t->lanes, .q = x.q, .vcols = round_up(a->lora, ATTN_LANES),
 			.cnt = cnt, .s = x.s, .corr = x.corr, .scale = a->scale, .round = a->round };
@@ -351,7 +376,26 @@ static void attn_absorbed(const struct attn_task *t)
 			size_t lane = t->lane0 + (i < t->lanes ? i : t->lanes - 1);
 			cnt[i] = (int32_t)attn_seen(t->seg->pos0 + t->row0 + lane / a->heads, p, kv->page);
 		}
+		if (p + 1 < t->page0 + t->pages) {
+			l.next = kv_row(kv, p + 1, 0);
+			l.next_ld = kv->row_ld * (kv->type == DT_BF16 ? 2 : 4);
+		}
 		absorbed_operands(t, &x, p, (size_t)cnt[ATTN_LANES - 1], &l);
 		look_page(&l, &t->state, (size_t)cnt[ATTN_LANES - 1]);
+	}
+}
+
+static void attn_absorbed(const struct attn_task *t)
+{
+	switch (t->step) {
+	case ATTN_QUERY:
+		absorbed_query(t);
+		break;
+	case ATTN_PAGES:
+		absorbed_pages(t);
+		break;
+	case ATTN_MERGE:
+		absorbed_merge(t);
+		break;
 	}
 }

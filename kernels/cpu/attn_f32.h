@@ -1,14 +1,14 @@
 /* Operands as float32, for sets whose products are of float32: a unit is one element.  See attn_body.h. */
 
-static inline vf v_mac(vf acc, const unit_t *a, const unit_t *b)
+static inline VF v_mac(VF acc, const unit_t *a, const unit_t *b)
 {
 	return v_fma(v_set1(*a), v_load(b), acc);
 }
 
-static inline void put_p(unit_t *unit, vf lo, vf hi, bool round)
+static inline void put_p(unit_t *unit, VF lo, VF hi, bool round)
 {
 	(void)hi;
-	v_store(unit, round ? v_round(lo) : lo);
+	v_store(unit, round ? v_round_bf16(lo) : lo);
 }
 
 /* A query as column 0 of units [kdim, lanes]. */
@@ -30,6 +30,46 @@ static void expanded_operands(const struct attn_task *t, const struct expanded_s
 	l->ldk = x->ldk;
 	l->ksteps = x->kdim;
 	l->v = x->v;
+}
+
+/* A row of weights as float32. */
+static void widen_row(float *y, const struct mat *m, size_t r)
+{
+	const void *row = mat_at(m, r, 0);
+	size_t j = 0;
+
+	for (; j + VL <= m->cols; j += VL)
+		switch (m->type) {
+		case DT_F32:
+			v_store(y + j, v_load((const float *)row + j));
+			break;
+		case DT_BF16:
+			v_store(y + j, v_load_bf16((const uint16_t *)row + j));
+			break;
+		case DT_F8_E4M3:
+			v_store(y + j, v_mul(v_mul(v_load_f8((const uint8_t *)row + j), v_set1(256.0f)), v_set1(mat_scale(m, r, j))));
+			break;
+		default:
+			mat_widen(y + j, m, r, j, VL);
+		}
+	mat_widen(y + j, m, r, j, m->cols - j);
+}
+
+static void query_operands(const struct attn_task *t, const struct query_scratch *x, const struct mat *w,
+	struct product *p)
+{
+	float *q = x->q;
+
+	p->a = q;
+	p->ar = w->rows;
+	p->ak = 1;
+	p->steps = w->rows;
+	p->b = x->w;
+	p->ldb = x->ld;
+	for (size_t i = 0; i < t->rows; i++)
+		memcpy(q + i * w->rows, t->queries[i], w->rows * sizeof(*q));
+	for (size_t r = 0; r < w->rows; r++)
+		widen_row((float *)x->w + r * x->ld, w, r);
 }
 
 /* Pages of float32 are read where they lie, if whole vectors of values can be. */

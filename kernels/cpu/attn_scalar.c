@@ -4,29 +4,30 @@
 
 #include "kernels/cpu/attn.h"
 
-#define VL 1
+enum { VL = 1 };
 #define TILE_ACCS 8
 #define TILE_VECS 4
 #define STEP 1
 #define ATTN_OPERANDS "kernels/cpu/attn_f32.h"
 
-typedef float vf;
+#define VF float
 
-static inline vf v_zero(void) { return 0.0f; }
-static inline vf v_set1(float x) { return x; }
-static inline vf v_load(const float *p) { return *p; }
-static inline vf v_load_bf16(const uint16_t *p) { return bf16_to_f32(*p); }
-static inline void v_store(float *p, vf x) { *p = x; }
-static inline vf v_add(vf a, vf b) { return a + b; }
-static inline vf v_sub(vf a, vf b) { return a - b; }
-static inline vf v_mul(vf a, vf b) { return a * b; }
-static inline vf v_fma(vf a, vf b, vf c) { return a * b + c; }
-static inline vf v_max(vf a, vf b) { return a > b ? a : b; }
-static inline vf v_round(vf x) { return bf16_to_f32(f32_to_bf16(x)); }
-static inline vf v_keep(vf x, const int32_t *cnt, int32_t t, vf y) { return t < *cnt ? x : y; }
-static inline vf v_flush(vf y, vf x, vf low) { return x < low ? 0.0f : y; }
+static inline VF v_zero(void) { return 0.0f; }
+static inline VF v_set1(float x) { return x; }
+static inline VF v_load(const float *p) { return *p; }
+static inline VF v_load_bf16(const uint16_t *p) { return bf16_to_f32(*p); }
+static inline VF v_load_f8(const uint8_t *p) { return isa_e4m3[*p] * 0x1p-8f; } /* as in the other sets */
+static inline void v_store(float *p, VF x) { *p = x; }
+static inline VF v_add(VF a, VF b) { return a + b; }
+static inline VF v_sub(VF a, VF b) { return a - b; }
+static inline VF v_mul(VF a, VF b) { return a * b; }
+static inline VF v_fma(VF a, VF b, VF c) { return a * b + c; }
+static inline VF v_max(VF a, VF b) { return a > b ? a : b; }
+static inline VF v_round_bf16(VF x) { return bf16_to_f32(f32_to_bf16(x)); }
+static inline VF v_keep(VF x, const int32_t *cnt, int32_t t, VF y) { return t < *cnt ? x : y; }
+static inline VF v_flush(VF y, VF x, VF low) { return x < low ? 0.0f : y; }
 
-static inline vf v_exp2i(vf t)
+static inline VF v_exp2i(VF t)
 {
 	union { float f; uint32_t u; } v = { .f = t };
 

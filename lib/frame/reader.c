@@ -144,7 +144,7 @@ static enum got fill(struct frame_reader *r, uint8_t *p, size_t want)
 
 static int truncated(struct frame_reader *r, const char *where)
 {
-	return bad_at(r, r->bytes, DS_DATA, "truncated: input ends %s without an end frame", where);
+	return bad_at(r, r->bytes, DS_DATA, "truncated: input ends %s", where);
 }
 
 static int need_own(struct frame_reader *r, size_t cap)
@@ -368,7 +368,7 @@ static int head_eof(struct frame_reader *r, enum frame_event *ev)
 	if (r->have)
 		return truncated(r, "within a frame's head");
 	if (!r->ended)
-		return truncated(r, r->bytes ? "after a frame" : "before its first frame");
+		return truncated(r, r->bytes ? "after a frame that is no end frame" : "before its first frame");
 	*ev = FRAME_EOF;
 	return 0;
 }

@@ -50,10 +50,11 @@ static int add_file(struct checkpoint *c, const struct st_file *f, struct ds_err
 		struct ckpt_tensor *e = slot(c, t->name, t->name_len, hash);
 
 		if (e->t && e->file == f)
-			return err_set(err, DS_DATA, "cannot use '%s': tensor '%.*s' is there twice", f->path, (int)t->name_len, t->name);
+			return err_set(err, DS_DATA, "cannot use '%s': tensor '%.*s' is there twice", f->path,
+				(int)t->name_len, t->name);
 		if (e->t)
-			return err_set(err, DS_DATA, "cannot use '%s': tensor '%.*s' is in '%s', too", f->path, (int)t->name_len, t->name,
-				e->file->path);
+			return err_set(err, DS_DATA, "cannot use '%s': tensor '%.*s' is in '%s', too", f->path,
+				(int)t->name_len, t->name, e->file->path);
 		*e = (struct ckpt_tensor){ .t = t, .file = f, .hash = hash };
 		c->order[c->count++] = e;
 	}
@@ -180,7 +181,8 @@ static int index_parse(struct index *x, struct ds_err *err)
 			scan_take(&s, '}');
 	}
 	if (!scan_finish(&s))
-		return err_set(err, DS_DATA, "cannot use '%s': %s (byte %zu)", x->text.path, s.why, (size_t)(s.p - s.start));
+		return err_set(
+			err, DS_DATA, "cannot use '%s': %s (byte %zu)", x->text.path, s.why, (size_t)(s.p - s.start));
 	if (!x->file_count)
 		return err_set(err, DS_DATA, "cannot use '%s': weight_map is missing or empty", x->text.path);
 	return 0;
@@ -195,10 +197,12 @@ static int check_index(const struct checkpoint *c, const struct index *x, struct
 		const struct st_file *f = &c->files[x->entries[i].file];
 
 		if (!e || e->file != f)
-			return err_set(err, DS_DATA, "cannot use '%s': tensor '%.*s' is missing, though '%s' places it there", f->path,
+			return err_set(err, DS_DATA,
+				"cannot use '%s': tensor '%.*s' is missing, though '%s' places it there", f->path,
 				(int)(n.n < 256 ? n.n : 256), n.p, index_name);
 		if (e->listed)
-			return err_set(err, DS_DATA, "cannot use '%s': tensor '%.*s' is listed twice", x->text.path, (int)n.n, n.p);
+			return err_set(err, DS_DATA, "cannot use '%s': tensor '%.*s' is listed twice", x->text.path,
+				(int)n.n, n.p);
 		e->listed = true;
 	}
 	return 0;
@@ -261,7 +265,8 @@ static int open_shards(struct checkpoint *c, const char *dir, struct ds_err *err
 		for (size_t i = 0; i < x.file_count; i++)
 			named |= span_is(x.files[i], single_name);
 		if (!named)
-			rc = err_set(err, DS_DATA, "cannot use '%s': it has '%s' and '%s', which does not name it; remove one", dir,
+			rc = err_set(err, DS_DATA,
+				"cannot use '%s': it has '%s' and '%s', which does not name it; remove one", dir,
 				single_name, index_name);
 	}
 	if (!rc) {
@@ -289,7 +294,8 @@ int ckpt_open(struct checkpoint *c, const char *dir, struct ds_err *err)
 	else if (has_file(dir, single_name))
 		rc = open_single(c, dir, err);
 	else
-		rc = err_set(err, DS_NOINPUT, "cannot open '%s': it has neither '%s' nor '%s'", dir, single_name, index_name);
+		rc = err_set(err, DS_NOINPUT, "cannot open '%s': it has neither '%s' nor '%s'", dir, single_name,
+			index_name);
 	if (rc)
 		ckpt_close(c);
 	return rc;

@@ -1,5 +1,6 @@
 /*
- * The tensors of a checkpoint directory by name: one model.safetensors, or model.safetensors.index.json and the shards it names.
+ * The tensors of a checkpoint directory by name: one model.safetensors, or model.safetensors.index.json and the shards
+ * it names.
  */
 #ifndef DS_MODEL_CHECKPOINT_H
 #define DS_MODEL_CHECKPOINT_H

@@ -41,9 +41,11 @@ static int bad_value(const struct reader *r, const char *field, const char *want
 	int rc;
 
 	if (!v)
-		return err_set(r->err, DS_DATA, "cannot use '%s': %s%s is missing (want %s)", r->name, r->prefix, field, want);
+		return err_set(
+			r->err, DS_DATA, "cannot use '%s': %s%s is missing (want %s)", r->name, r->prefix, field, want);
 	s = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
-	rc = err_set(r->err, DS_DATA, "cannot use '%s': %s%s is %.80s, want %s", r->name, r->prefix, field, s ? s : "?", want);
+	rc = err_set(r->err, DS_DATA, "cannot use '%s': %s%s is %.80s, want %s", r->name, r->prefix, field, s ? s : "?",
+		want);
 	free(s);
 	return rc;
 }
@@ -160,8 +162,9 @@ static int read_identity(const struct reader *r, struct config *c)
 static int refuse_foreign(const struct reader *r)
 {
 	static const char *const no[] = { /* absent, null or false */
-		"attention_bias", "mlp_bias", "qk_layernorm", "use_qk_norm", "mla_use_nope", "gated_mla", "index_topk", "index_n_heads",
-		"swiglu_limit", "compress_ratios", "hc_mult", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping",
+		"attention_bias", "mlp_bias", "qk_layernorm", "use_qk_norm", "mla_use_nope", "gated_mla",
+		"index_topk", "index_n_heads", "swiglu_limit", "compress_ratios", "hc_mult", "sliding_window",
+		"attn_logit_softcapping", "final_logit_softcapping",
 	};
 	static const char *const yes[] = { "use_mla", "rope_interleave" }; /* absent, null or true */
 
@@ -325,11 +328,12 @@ static int read_scaling(const struct reader *r, struct config *c)
 	return c->rope_type == ROPE_YARN ? read_yarn(r, c) : 0;
 }
 
-/* rope_theta and rope_scaling, or transformers 5's rope_parameters, which holds both.  A config without rope_scaling has plain rope
- * (Moonlight's is such a one). */
+/* rope_theta and rope_scaling, or transformers 5's rope_parameters, which holds both.  A config without rope_scaling
+ * has plain rope (Moonlight's is such a one). */
 static int read_rope(const struct reader *r, struct config *c)
 {
-	const json_t *scaling = json_object_get(r->o, "rope_scaling"), *params = json_object_get(r->o, "rope_parameters");
+	const json_t *scaling = json_object_get(r->o, "rope_scaling"),
+		     *params = json_object_get(r->o, "rope_parameters");
 	struct reader sub = { .name = r->name, .err = r->err };
 	bool old = scaling && !json_is_null(scaling);
 	int rc;
@@ -343,7 +347,8 @@ static int read_rope(const struct reader *r, struct config *c)
 			return bad_value(r, "rope_scaling", "none beside rope_parameters");
 		sub.prefix = "rope_parameters.";
 		sub.o = params;
-		if ((rc = get_real(json_object_get(params, "rope_theta") ? &sub : r, "rope_theta", 1.001, 1e12, &c->rope_theta)))
+		if ((rc = get_real(json_object_get(params, "rope_theta") ? &sub : r, "rope_theta", 1.001, 1e12,
+			     &c->rope_theta)))
 			return rc;
 		return read_scaling(&sub, c);
 	}
@@ -410,7 +415,8 @@ static int read_tokens(const struct reader *r, struct config *c)
 			return bad_value(r, "eos_token_id", "token ids below vocab_size");
 		c->eos[c->eos_count++] = (size_t)json_integer_value(v);
 	}
-	c->tie_embeddings = false; /* DeepSeek's default; without a head of its own the checkpoint would lack lm_head.weight */
+	/* DeepSeek's default; a checkpoint without a head of its own would lack lm_head.weight */
+	c->tie_embeddings = false;
 	return absent(r, "tie_word_embeddings") ? 0 : get_bool(r, "tie_word_embeddings", &c->tie_embeddings);
 }
 
@@ -418,8 +424,9 @@ static int read_all(const struct reader *r, struct config *c)
 {
 	int rc;
 
-	if ((rc = read_identity(r, c)) || (rc = refuse_foreign(r)) || (rc = read_shape(r, c)) || (rc = read_ffn(r, c)) ||
-	    (rc = read_routing(r, c)) || (rc = read_rope(r, c)) || (rc = read_quantization(r, c)) || (rc = read_tokens(r, c)))
+	if ((rc = read_identity(r, c)) || (rc = refuse_foreign(r)) || (rc = read_shape(r, c)) ||
+		(rc = read_ffn(r, c)) || (rc = read_routing(r, c)) || (rc = read_rope(r, c)) ||
+		(rc = read_quantization(r, c)) || (rc = read_tokens(r, c)))
 		return rc;
 	if (config_params(c).total > MAX_PARAMS)
 		return err_set(r->err, DS_DATA, "cannot use '%s': its sizes make more than 2^50 parameters", r->name);

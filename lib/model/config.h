@@ -1,6 +1,6 @@
 /*
- * config.json of a DeepSeek-architecture checkpoint.  What changes the mathematics is never guessed: an unknown or missing
- * value of such a field is an error that names it.
+ * config.json of a DeepSeek-architecture checkpoint.  What changes the mathematics is never guessed: an unknown or
+ * missing value of such a field is an error that names it.
  */
 #ifndef DS_MODEL_CONFIG_H
 #define DS_MODEL_CONFIG_H
@@ -51,7 +51,9 @@ void config_inv_freq(const struct config *c, double *inv_freq);
 /* (cos, sin) pairs for one position, angles in double: cs [rope]. */
 void config_rope_row(const struct config *c, const double *inv_freq, size_t position, float *cs);
 
-struct param_count { uint64_t total, active, mtp; }; /* total and active without MTP; active: read for one token, embedding excluded */
+/* total and active without MTP; active: read for one token, embedding excluded; mtp without copies of embedding and
+ * head */
+struct param_count { uint64_t total, active, mtp; };
 struct param_count config_params(const struct config *c);
 
 #endif

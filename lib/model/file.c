@@ -53,7 +53,8 @@ int file_read(const char *dir, const char *name, size_t max, struct text *t, str
 	else if (!S_ISREG(st.st_mode))
 		rc = err_set(err, DS_NOINPUT, "cannot read '%s': not a regular file", t->path);
 	else if ((size_t)st.st_size > max)
-		rc = err_set(err, DS_DATA, "cannot use '%s': %zu bytes are more than the limit of %zu", t->path, (size_t)st.st_size, max);
+		rc = err_set(err, DS_DATA, "cannot use '%s': %zu bytes are more than the limit of %zu", t->path,
+			(size_t)st.st_size, max);
 	else
 		rc = read_whole(fd, t, (size_t)st.st_size, err);
 	if (fd >= 0)

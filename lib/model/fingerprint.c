@@ -12,13 +12,15 @@ enum { WHOLE = 4096, SAMPLE = 64 };
 /* Every field that the parser understood, as text: spelling and order of config.json do not matter. */
 static void config_text(struct buf *b, const struct config *c)
 {
-	buf_printf(b, "%s %zu %zu %zu %zu %zu %zu", c->model_type, c->vocab, c->hidden, c->layers, c->mtp_layers, c->dense_layers,
-		c->moe_every);
+	buf_printf(b, "%s %zu %zu %zu %zu %zu %zu", c->model_type, c->vocab, c->hidden, c->layers, c->mtp_layers,
+		c->dense_layers, c->moe_every);
 	buf_printf(b, " %zu %zu %zu %zu %zu %zu", c->heads, c->q_lora, c->kv_lora, c->nope, c->rope, c->v);
-	buf_printf(b, " %zu %zu %zu %zu %zu %zu %zu", c->inter, c->moe_inter, c->experts, c->shared, c->top_k, c->groups, c->topk_groups);
-	buf_printf(b, " %d %d %d %a %a %a", (int)c->score, (int)c->topk, c->norm_topk, c->route_scale, c->eps, c->rope_theta);
-	buf_printf(b, " %d %a %a %a %a %a %zu %zu", (int)c->rope_type, c->yarn_factor, c->beta_fast, c->beta_slow, c->mscale,
-		c->mscale_all_dim, c->yarn_original, c->max_positions);
+	buf_printf(b, " %zu %zu %zu %zu %zu %zu %zu", c->inter, c->moe_inter, c->experts, c->shared, c->top_k,
+		c->groups, c->topk_groups);
+	buf_printf(b, " %d %d %d %a %a %a", (int)c->score, (int)c->topk, c->norm_topk, c->route_scale, c->eps,
+		c->rope_theta);
+	buf_printf(b, " %d %a %a %a %a %a %zu %zu", (int)c->rope_type, c->yarn_factor, c->beta_fast, c->beta_slow,
+		c->mscale, c->mscale_all_dim, c->yarn_original, c->max_positions);
 	buf_printf(b, " %d %d %d %lld", c->tie_embeddings, c->fp8, c->ue8m0, (long long)c->bos);
 	for (size_t i = 0; i < c->eos_count; i++)
 		buf_printf(b, " %zu", c->eos[i]);

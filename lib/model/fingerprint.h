@@ -1,6 +1,6 @@
 /*
- * What tells two models apart.  Both fingerprints are XXH3-128 over the configuration and, in name order, each tensor's name, type, shape and
- * bytes, so that cutting the same weights into other shards changes neither.
+ * What tells two models apart.  Both fingerprints are XXH3-128 over the configuration and, in name order, each tensor's
+ * name, type, shape and bytes, so that cutting the same weights into other shards changes neither.
  */
 #ifndef DS_MODEL_FINGERPRINT_H
 #define DS_MODEL_FINGERPRINT_H

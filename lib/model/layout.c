@@ -59,6 +59,7 @@ struct walk {
 	int rc;
 };
 
+__attribute__((format(printf, 3, 0)))
 static void visit(struct walk *k, struct weight *w, const char *fmt, va_list ap)
 {
 	if (k->rc)
@@ -67,8 +68,8 @@ static void visit(struct walk *k, struct weight *w, const char *fmt, va_list ap)
 	k->rc = k->fn(k->arg, w);
 }
 
-__attribute__((format(printf, 6, 7)))
-static void matrix(struct walk *k, enum weight_kind kind, struct mat *to, size_t rows, size_t cols, const char *fmt, ...)
+__attribute__((format(printf, 6, 7))) static void matrix(
+	struct walk *k, enum weight_kind kind, struct mat *to, size_t rows, size_t cols, const char *fmt, ...)
 {
 	struct weight w = { .kind = kind, .rows = rows, .cols = cols, .mat = to };
 	va_list ap;
@@ -123,15 +124,18 @@ static void walk_attention(struct walk *k, struct layer *l, const struct config 
 	size_t q = c->heads * (c->nope + c->rope);
 
 	if (c->q_lora) {
-		matrix(k, WEIGHT_LINEAR, &l->q_a, c->q_lora, c->hidden, "model.layers.%zu.self_attn.q_a_proj.weight", i);
+		matrix(k, WEIGHT_LINEAR, &l->q_a, c->q_lora, c->hidden, "model.layers.%zu.self_attn.q_a_proj.weight",
+			i);
 		norm(k, &l->q_a_norm, c->q_lora, "model.layers.%zu.self_attn.q_a_layernorm.weight", i);
 		matrix(k, WEIGHT_LINEAR, &l->q_b, q, c->q_lora, "model.layers.%zu.self_attn.q_b_proj.weight", i);
 	} else {
 		matrix(k, WEIGHT_LINEAR, &l->q, q, c->hidden, "model.layers.%zu.self_attn.q_proj.weight", i);
 	}
-	matrix(k, WEIGHT_LINEAR, &l->kv_a, c->kv_lora + c->rope, c->hidden, "model.layers.%zu.self_attn.kv_a_proj_with_mqa.weight", i);
+	matrix(k, WEIGHT_LINEAR, &l->kv_a, c->kv_lora + c->rope, c->hidden,
+		"model.layers.%zu.self_attn.kv_a_proj_with_mqa.weight", i);
 	norm(k, &l->kv_a_norm, c->kv_lora, "model.layers.%zu.self_attn.kv_a_layernorm.weight", i);
-	matrix(k, WEIGHT_LINEAR, &l->kv_b, c->heads * (c->nope + c->v), c->kv_lora, "model.layers.%zu.self_attn.kv_b_proj.weight", i);
+	matrix(k, WEIGHT_LINEAR, &l->kv_b, c->heads * (c->nope + c->v), c->kv_lora,
+		"model.layers.%zu.self_attn.kv_b_proj.weight", i);
 	matrix(k, WEIGHT_LINEAR, &l->o, c->hidden, c->heads * c->v, "model.layers.%zu.self_attn.o_proj.weight", i);
 }
 

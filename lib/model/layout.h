@@ -1,5 +1,6 @@
 /*
- * The weights of a model of this architecture: names (as on the hub), kinds and shapes.  One list serves opening, making and counting.
+ * The weights of a model of this architecture: names (as on the hub), kinds and shapes.  One list serves opening,
+ * making and counting.
  */
 #ifndef DS_MODEL_LAYOUT_H
 #define DS_MODEL_LAYOUT_H

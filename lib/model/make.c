@@ -259,8 +259,8 @@ static int band_alloc(const struct maker *m, size_t first, size_t end, struct ba
 	return err_nomem(m->err, MAKE_BAND * cols * 6, "rows of weights");
 }
 
-static int write_tensor(const struct maker *m, const struct make_source *src, const struct item *it, int fd, const char *path, uint64_t data,
-	const struct band *b)
+static int write_tensor(const struct maker *m, const struct make_source *src, const struct item *it, int fd,
+	const char *path, uint64_t data, const struct band *b)
 {
 	size_t blocks = (it->w.cols + FP8_BLOCK - 1) / FP8_BLOCK, esize = dtype_size(it->type);
 	int rc = 0;
@@ -269,7 +269,8 @@ static int write_tensor(const struct maker *m, const struct make_source *src, co
 		size_t n = it->w.rows - r < MAKE_BAND ? it->w.rows - r : MAKE_BAND;
 
 		make_rows(src, &it->w, m->o->seed, it->type, m->plan->config.ue8m0, r, n, b->index, b->out, b->scale);
-		rc = put(m, fd, path, b->out, n * it->w.cols * esize, data + it->offset + (uint64_t)r * it->w.cols * esize);
+		rc = put(m, fd, path, b->out, n * it->w.cols * esize,
+			data + it->offset + (uint64_t)r * it->w.cols * esize);
 		if (!rc && it->scale != SIZE_MAX)
 			rc = put(m, fd, path, b->scale, blocks * sizeof(float),
 				data + m->items[it->scale].offset + r / FP8_BLOCK * blocks * sizeof(float));
@@ -331,7 +332,8 @@ static int write_index(const struct maker *m)
 	jw_obj_end(&w);
 	jw_obj_end(&w);
 	buf_str(&b, "\n");
-	rc = b.nomem ? err_nomem(m->err, b.len, "the index") : write_text(m, "model.safetensors.index.json", b.p, b.len);
+	rc = b.nomem ? err_nomem(m->err, b.len, "the index")
+		     : write_text(m, "model.safetensors.index.json", b.p, b.len);
 	buf_free(&b);
 	return rc;
 }

@@ -1,6 +1,6 @@
 /*
- * Making checkpoints of random weights, of any shape that config.json describes.  The same seed gives the same bytes, tensor by tensor: a
- * tensor's values depend on the seed, its name and its shape alone.
+ * Making checkpoints of random weights, of any shape that config.json describes.  The same seed gives the same bytes,
+ * tensor by tensor: a tensor's values depend on the seed, its name and its shape alone.
  */
 #ifndef DS_MODEL_MAKE_H
 #define DS_MODEL_MAKE_H
@@ -29,8 +29,8 @@ struct make_plan {
 	uint64_t bytes;        /* of all tensors */
 };
 
-/* Writes under a temporary name beside `out` and renames when complete.  With dry_run only fills in the plan.  DS_NOINPUT, DS_DATA,
- * DS_USAGE (out exists and not force), DS_IO, DS_OS. */
+/* Writes under a temporary name beside `out` and renames when complete.  With dry_run only fills in the plan.
+ * DS_NOINPUT, DS_DATA, DS_USAGE (out exists and not force), DS_IO, DS_OS. */
 int make_model(const struct make_options *o, struct make_plan *plan, struct ds_err *err);
 
 /* ---- parts ---- */
@@ -46,9 +46,9 @@ void make_source_init(struct make_source *s);
 
 enum { MAKE_BAND = 128 }; /* rows made at once: a row of FP8 blocks */
 
-/* Rows [row, row + n) of weight w into out, n <= MAKE_BAND, row a multiple of MAKE_BAND; FP8 also writes the band's scales
- * [ceil(cols/128)].  index: scratch [n * cols]. */
-void make_rows(const struct make_source *s, const struct weight *w, uint64_t seed, enum dtype type, bool ue8m0, size_t row, size_t n,
-	uint16_t *index, void *out, float *scale);
+/* Rows [row, row + n) of weight w into out, n <= MAKE_BAND, row a multiple of MAKE_BAND; FP8 also writes the band's
+ * scales [ceil(cols/128)].  index: scratch [n * cols]. */
+void make_rows(const struct make_source *s, const struct weight *w, uint64_t seed, enum dtype type, bool ue8m0,
+	size_t row, size_t n, uint16_t *index, void *out, float *scale);
 
 #endif

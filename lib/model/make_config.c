@@ -25,8 +25,9 @@ static void emit(struct jw *w, const json_t *v)
 		break;
 	case JSON_ARRAY:
 		jw_arr(w);
-		json_array_foreach(v, i, item)
+		json_array_foreach(v, i, item) {
 			emit(w, item);
+		}
 		jw_arr_end(w);
 		break;
 	case JSON_STRING: jw_strn(w, json_string_value(v), json_string_length(v)); break;
@@ -47,12 +48,14 @@ static bool too_deep(const json_t *v, int depth)
 
 	if (depth > 24)
 		return true;
-	json_object_foreach((json_t *)(uintptr_t)v, key, item)
+	json_object_foreach((json_t *)(uintptr_t)v, key, item) {
 		if (too_deep(item, depth + 1))
 			return true;
-	json_array_foreach(v, i, item)
+	}
+	json_array_foreach(v, i, item) {
 		if (too_deep(item, depth + 1))
 			return true;
+	}
 	return false;
 }
 
@@ -94,8 +97,9 @@ static void set_dtype(json_t *root, enum dtype type)
 	if (type != DT_F8_E4M3)
 		json_object_del(root, "quantization_config");
 	else if (!json_is_object(json_object_get(root, "quantization_config")))
-		json_object_set_new(root, "quantization_config", json_pack("{s:s, s:s, s:s, s:[i,i]}", "quant_method", "fp8", "fmt", "e4m3",
-			"activation_scheme", "dynamic", "weight_block_size", FP8_BLOCK, FP8_BLOCK));
+		json_object_set_new(root, "quantization_config",
+			json_pack("{s:s, s:s, s:s, s:[i,i]}", "quant_method", "fp8", "fmt", "e4m3", "activation_scheme",
+				"dynamic", "weight_block_size", FP8_BLOCK, FP8_BLOCK));
 }
 
 static int read_like(const char *like, struct text *t, struct ds_err *err)
@@ -126,14 +130,16 @@ int make_config(const struct make_options *o, struct buf *text, struct config *c
 		return rc;
 	root = json_loadb(t.p, t.n, JSON_REJECT_DUPLICATES, &je);
 	if (!json_is_object(root) || too_deep(root, 0)) {
-		rc = err_set(err, DS_DATA, "cannot use '%s': %s", o->like, root ? "not a JSON object of modest depth" : je.text);
+		rc = err_set(err, DS_DATA, "cannot use '%s': %s", o->like,
+			root ? "not a JSON object of modest depth" : je.text);
 	} else {
 		if (o->layers)
 			set_layers(root, o->layers);
 		if (o->dtype != DT_NONE)
 			set_dtype(root, o->dtype);
 		emit_file(text, root);
-		rc = text->nomem ? err_nomem(err, t.n, "the configuration") : config_parse(text->p, text->len, o->like, c, err);
+		rc = text->nomem ? err_nomem(err, t.n, "the configuration")
+				 : config_parse(text->p, text->len, o->like, c, err);
 	}
 	json_decref(root);
 	file_free(&t);

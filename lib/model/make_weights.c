@@ -60,8 +60,8 @@ static void indices(uint64_t key, uint64_t first, size_t n, uint16_t *index)
 }
 
 /* One 128-column block of a band: scale from its largest value, codes by it. */
-static float quantise(const float *value, bool ue8m0, const uint16_t *index, size_t rows, size_t cols, size_t ld, uint8_t *out,
-	uint8_t *code, int *code_of)
+static float quantise(const float *value, bool ue8m0, const uint16_t *index, size_t rows, size_t cols, size_t ld,
+	uint8_t *out, uint8_t *code, int *code_of)
 {
 	unsigned top = 0;
 	float scale;
@@ -92,7 +92,8 @@ static float quantise(const float *value, bool ue8m0, const uint16_t *index, siz
 	return scale;
 }
 
-static void make_fp8(const float *value, const struct weight *w, bool ue8m0, size_t n, const uint16_t *index, uint8_t *out, float *scale)
+static void make_fp8(const float *value, const struct weight *w, bool ue8m0, size_t n, const uint16_t *index,
+	uint8_t *out, float *scale)
 {
 	uint8_t code[2 * HALF];
 	int code_of = -1;
@@ -104,8 +105,8 @@ static void make_fp8(const float *value, const struct weight *w, bool ue8m0, siz
 	}
 }
 
-void make_rows(const struct make_source *s, const struct weight *w, uint64_t seed, enum dtype type, bool ue8m0, size_t row, size_t n,
-	uint16_t *index, void *out, float *scale)
+void make_rows(const struct make_source *s, const struct weight *w, uint64_t seed, enum dtype type, bool ue8m0,
+	size_t row, size_t n, uint16_t *index, void *out, float *scale)
 {
 	uint64_t key = XXH3_64bits_withSeed(w->name, strlen(w->name), seed);
 	float value[2 * HALF], sd = spread(w), base = w->kind == WEIGHT_NORM ? 1.0f : 0.0f, *f = out;

@@ -16,7 +16,8 @@ struct binder {
 	struct ds_err *err;
 };
 
-static int refuse(const struct binder *b, const struct ckpt_tensor *e, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static int refuse(const struct binder *b, const struct ckpt_tensor *e, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
 static int refuse(const struct binder *b, const struct ckpt_tensor *e, const char *fmt, ...)
 {
 	char why[200];
@@ -25,7 +26,8 @@ static int refuse(const struct binder *b, const struct ckpt_tensor *e, const cha
 	va_start(ap, fmt);
 	vsnprintf(why, sizeof why, fmt, ap);
 	va_end(ap);
-	return err_set(b->err, DS_DATA, "cannot use '%s': tensor '%.*s' %s", e->file->path, (int)e->t->name_len, e->t->name, why);
+	return err_set(b->err, DS_DATA, "cannot use '%s': tensor '%.*s' %s", e->file->path, (int)e->t->name_len,
+		e->t->name, why);
 }
 
 static void shape_text(char *out, size_t size, const struct st_tensor *t)
@@ -125,7 +127,8 @@ static int bind_scale(const struct binder *b, const struct ckpt_tensor *weight, 
 		return b->err->code;
 	for (size_t i = 0; i < rows * m->scale_ld; i++)
 		if (!isfinite(m->scale[i]))
-			return refuse(b, e, "has a scale that is not finite, at [%zu,%zu]", i / m->scale_ld, i % m->scale_ld);
+			return refuse(
+				b, e, "has a scale that is not finite, at [%zu,%zu]", i / m->scale_ld, i % m->scale_ld);
 	return 0;
 }
 
@@ -145,7 +148,8 @@ static int bind_matrix(const struct binder *b, struct ckpt_tensor *e, const stru
 	if (type == DT_F8_E4M3 && !b->m->config.fp8)
 		return refuse(b, e, "is F8_E4M3, but config.json has no quantization_config");
 	if (type != DT_F32 && type != DT_BF16 && type != DT_F16 && type != DT_F8_E4M3)
-		return refuse(b, e, "is %s, want F32, BF16, F16%s", e->t->type_name, w->kind == WEIGHT_LINEAR ? " or F8_E4M3" : "");
+		return refuse(b, e, "is %s, want F32, BF16, F16%s", e->t->type_name,
+			w->kind == WEIGHT_LINEAR ? " or F8_E4M3" : "");
 	m->data = aligned_data(b, e);
 	if (!m->data)
 		return b->err->code;
@@ -160,7 +164,9 @@ static int bind_weight(void *arg, const struct weight *w)
 	int rc;
 
 	if (!e || !e->listed)
-		return w->optional ? 0 : err_set(b->err, DS_DATA, "cannot use '%s': tensor '%s' is missing", b->m->dir, w->name);
+		return w->optional
+			? 0
+			: err_set(b->err, DS_DATA, "cannot use '%s': tensor '%s' is missing", b->m->dir, w->name);
 	e->used = true;
 	if ((rc = check_shape(b, e, vector, w->rows, w->cols)))
 		return rc;
@@ -247,7 +253,8 @@ void model_close(struct model *m)
 	model_free_shell(m);
 }
 
-size_t model_unused(const struct model *m, void (*fn)(void *arg, const char *file, const char *tensor, size_t tensor_len), void *arg)
+size_t model_unused(const struct model *m,
+	void (*fn)(void *arg, const char *file, const char *tensor, size_t tensor_len), void *arg)
 {
 	size_t n = 0;
 

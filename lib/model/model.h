@@ -1,6 +1,7 @@
 /*
- * A checkpoint, used where it lies: safetensors files are mapped read-only and weights point into the mapping, so opening costs no copy and
- * ranks on one machine share the pages.  Every header field, offset, dtype and shape is checked before use.
+ * A checkpoint, used where it lies: safetensors files are mapped read-only and weights point into the mapping, so
+ * opening costs no copy and ranks on one machine share the pages.  Every header field, offset, dtype and shape is
+ * checked before use.
  */
 #ifndef DS_MODEL_MODEL_H
 #define DS_MODEL_MODEL_H
@@ -51,8 +52,10 @@ struct model {
 int model_open(struct model **m, const char *dir, struct ds_err *err);
 void model_close(struct model *m);
 
-/* Calls fn for every tensor that the model does not use: unknown names, and names that the index leaves out.  Returns their number. */
-size_t model_unused(const struct model *m, void (*fn)(void *arg, const char *file, const char *tensor, size_t tensor_len), void *arg);
+/* Calls fn for every tensor that the model does not use: unknown names, and names that the index leaves out.  Returns
+ * their number. */
+size_t model_unused(const struct model *m,
+	void (*fn)(void *arg, const char *file, const char *tensor, size_t tensor_len), void *arg);
 
 /* Every weight's values: NaN, infinity or non-finite scales are refused by name.  Reads the whole checkpoint. */
 int model_verify(const struct model *m, struct ds_err *err);

@@ -13,8 +13,9 @@
 
 /* Types of the format, with their bits. */
 static const struct { const char *name; unsigned bytes; } format_types[] = {
-	{ "BF16", 2 }, { "F8_E4M3", 1 }, { "F32", 4 }, { "F16", 2 }, { "U8", 1 }, { "I8", 1 }, { "BOOL", 1 }, { "I16", 2 }, { "U16", 2 },
-	{ "I32", 4 }, { "U32", 4 }, { "I64", 8 }, { "U64", 8 }, { "F64", 8 }, { "F8_E5M2", 1 }, { "F8_E8M0", 1 }, { "C64", 8 },
+	{ "BF16", 2 }, { "F8_E4M3", 1 }, { "F32", 4 }, { "F16", 2 }, { "U8", 1 }, { "I8", 1 }, { "BOOL", 1 },
+	{ "I16", 2 }, { "U16", 2 }, { "I32", 4 }, { "U32", 4 }, { "I64", 8 }, { "U64", 8 }, { "F64", 8 },
+	{ "F8_E5M2", 1 }, { "F8_E8M0", 1 }, { "C64", 8 },
 };
 
 struct parser {
@@ -67,8 +68,8 @@ static bool read_offsets(struct parser *p, struct st_tensor *t)
 {
 	uint64_t end;
 
-	if (!scan_take(&p->s, '[') || !scan_uint(&p->s, &t->begin) || !scan_take(&p->s, ',') || !scan_uint(&p->s, &end) ||
-	    !scan_take(&p->s, ']'))
+	if (!scan_take(&p->s, '[') || !scan_uint(&p->s, &t->begin) || !scan_take(&p->s, ',') ||
+		!scan_uint(&p->s, &end) || !scan_take(&p->s, ']'))
 		return false;
 	if (end < t->begin)
 		return scan_fail(&p->s, "data_offsets end before they begin");
@@ -139,8 +140,8 @@ static int not_json(const struct parser *p, const struct st_tensor *t)
 	size_t at = (size_t)(p->s.p - p->s.start);
 
 	if (t && t->name_len)
-		return err_set(p->err, DS_DATA, "cannot use '%s': tensor '%.*s': %s (header byte %zu)", p->name, (int)t->name_len,
-			t->name, p->s.why, at);
+		return err_set(p->err, DS_DATA, "cannot use '%s': tensor '%.*s': %s (header byte %zu)", p->name,
+			(int)t->name_len, t->name, p->s.why, at);
 	return err_set(p->err, DS_DATA, "cannot use '%s': %s (header byte %zu)", p->name, p->s.why, at);
 }
 
@@ -205,8 +206,8 @@ static int check_cover(const struct parser *p, uint64_t data_bytes)
 	return rc;
 }
 
-int st_parse(const char *header, size_t n, uint64_t data_bytes, const char *name, struct st_tensor **tensors, size_t *count,
-	struct ds_err *err)
+int st_parse(const char *header, size_t n, uint64_t data_bytes, const char *name, struct st_tensor **tensors,
+	size_t *count, struct ds_err *err)
 {
 	struct parser p = { .name = name, .err = err };
 	int rc = 0;
@@ -245,7 +246,8 @@ static int map_file(struct st_file *f, int fd, struct ds_err *err)
 	if (!S_ISREG(st.st_mode))
 		return err_set(err, DS_NOINPUT, "cannot read '%s': not a regular file", f->path);
 	if (st.st_size < 8)
-		return err_set(err, DS_DATA, "cannot use '%s': %lld bytes are no safetensors file", f->path, (long long)st.st_size);
+		return err_set(err, DS_DATA, "cannot use '%s': %lld bytes are no safetensors file", f->path,
+			(long long)st.st_size);
 	f->map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
 	if (f->map == MAP_FAILED) {
 		f->map = NULL;
@@ -264,9 +266,11 @@ static int parse_file(struct st_file *f, struct ds_err *err)
 	for (int i = 7; i >= 0; i--)
 		n = n << 8 | b[i];
 	if (n > ST_MAX_HEADER)
-		return err_set(err, DS_DATA, "cannot use '%s': a header of %llu bytes: no safetensors file", f->path, (unsigned long long)n);
+		return err_set(err, DS_DATA, "cannot use '%s': a header of %llu bytes: no safetensors file", f->path,
+			(unsigned long long)n);
 	if (n > f->size - 8)
-		return err_set(err, DS_DATA, "cannot use '%s': its header of %llu bytes lies beyond the end of the file (truncated?)",
+		return err_set(err, DS_DATA,
+			"cannot use '%s': its header of %llu bytes lies beyond the end of the file (truncated?)",
 			f->path, (unsigned long long)n);
 	rc = st_parse((const char *)b + 8, (size_t)n, f->size - 8 - n, f->path, &f->tensors, &f->count, err);
 	for (size_t i = 0; !rc && i < f->count; i++)

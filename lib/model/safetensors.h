@@ -1,8 +1,9 @@
 /*
  * One safetensors file, mapped read-only: 8 bytes length (little endian), a JSON header, then the tensors' bytes.
  *
- * The header is outside input: names, types, shapes and offsets are all checked when it is parsed.  The format allows neither overlaps nor
- * holes, and so do we.  Element types that we do not compute with (F64, BOOL, ...) are DT_NONE here, with their size known.
+ * The header is outside input: names, types, shapes and offsets are all checked when it is parsed.  The format allows
+ * neither overlaps nor holes, and so do we.  Element types that we do not compute with (F64, BOOL, ...) are DT_NONE
+ * here, with their size known.
  */
 #ifndef DS_MODEL_SAFETENSORS_H
 #define DS_MODEL_SAFETENSORS_H
@@ -34,10 +35,10 @@ struct st_file {
 	size_t count;
 };
 
-/* Header text of n bytes, before a data area of data_bytes; tensors is allocated, data is left NULL.  name is for messages.
- * DS_DATA, DS_OS. */
-int st_parse(const char *header, size_t n, uint64_t data_bytes, const char *name, struct st_tensor **tensors, size_t *count,
-	struct ds_err *err);
+/* Header text of n bytes, before a data area of data_bytes; tensors is allocated, data is left NULL.  name is for
+ * messages. DS_DATA, DS_OS. */
+int st_parse(const char *header, size_t n, uint64_t data_bytes, const char *name, struct st_tensor **tensors,
+	size_t *count, struct ds_err *err);
 
 /* Maps and parses; DS_NOINPUT, DS_DATA, DS_OS.  On failure f holds nothing. */
 int st_open(struct st_file *f, const char *path, struct ds_err *err);

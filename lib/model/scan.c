@@ -59,7 +59,11 @@ bool scan_finish(struct scan *s)
 /* Bytes of the UTF-8 character at p, 0 if it is none (RFC 3629: no overlong forms, no surrogates, at most U+10FFFF). */
 static size_t utf8_length(const unsigned char *p, size_t left)
 {
-	size_t n = p[0] < 0x80 ? 1 : p[0] >= 0xc2 && p[0] < 0xe0 ? 2 : p[0] >= 0xe0 && p[0] < 0xf0 ? 3 : p[0] >= 0xf0 && p[0] < 0xf5 ? 4 : 0;
+	size_t n = p[0] < 0x80		      ? 1
+		: p[0] >= 0xc2 && p[0] < 0xe0 ? 2
+		: p[0] >= 0xe0 && p[0] < 0xf0 ? 3
+		: p[0] >= 0xf0 && p[0] < 0xf5 ? 4
+					      : 0;
 
 	if (!n || n > left)
 		return 0;

@@ -1,6 +1,7 @@
 /*
- * A strict JSON pull scanner without allocation, for files whose headers hold tens of thousands of small objects (safetensors headers and
- * indices).  Once something is wrong every call fails; `why` and the offset say what and where.
+ * A strict JSON pull scanner without allocation, for files whose headers hold tens of thousands of small objects
+ * (safetensors headers and indices).  Once something is wrong every call fails; `why` and the offset say what and
+ * where.
  */
 #ifndef DS_MODEL_SCAN_H
 #define DS_MODEL_SCAN_H

@@ -4,7 +4,8 @@
 #include "model/checkpoint.h"
 #include "model/model.h"
 
-/* Index of the first value that is NaN or infinite, or n.  Blocks are tested as a whole, so that the loop vectorises. */
+/* Index of the first value that is NaN or infinite, or n.  Blocks are tested as a whole, so that the loop vectorises.
+ */
 static size_t bad16(const unsigned char *p, size_t n, uint16_t exponent)
 {
 	for (size_t i = 0; i < n;) {
@@ -75,8 +76,9 @@ int model_verify(const struct model *m, struct ds_err *err)
 		size_t n = e->used ? e->t->bytes / dtype_size(e->t->type) : 0, at = first_bad(e->t, n);
 
 		if (at < n)
-			return err_set(err, DS_DATA, "cannot use '%s': tensor '%.*s' has a value that is not finite, at element %zu", e->file->path,
-				(int)e->t->name_len, e->t->name, at);
+			return err_set(err, DS_DATA,
+				"cannot use '%s': tensor '%.*s' has a value that is not finite, at element %zu",
+				e->file->path, (int)e->t->name_len, e->t->name, at);
 	}
 	return 0;
 }

@@ -125,6 +125,7 @@ void peer_lost(struct stage *st, const struct ds_err *why);
 void peer_hello(struct stage *st, const struct hello *input);
 struct route *route_find(struct stage *st, uint64_t stream);
 struct route *route_add(struct stage *st, uint64_t stream, struct source *src);
+void route_sent(struct route *r);
 void route_drop(struct stage *st, struct route *r);
 void routes_orphan(struct source *src);
 

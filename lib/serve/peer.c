@@ -36,7 +36,7 @@ static struct route *place(struct stage *st, struct route r)
 	return &st->routes[i];
 }
 
-/* NULL: no memory. */
+/* Not yet counted among the source's open streams: the program may answer it without downstream.  NULL: no memory. */
 struct route *route_add(struct stage *st, uint64_t stream, struct source *src)
 {
 	if (2 * (st->route_count + 1) > st->route_cap) {
@@ -53,15 +53,22 @@ struct route *route_add(struct stage *st, uint64_t stream, struct source *src)
 		free(old);
 	}
 	st->route_count++;
-	src->routes++;
 	return place(st, (struct route){ .stream = stream, .src = src });
+}
+
+/* The downstream peer knows the stream now: its answer is awaited. */
+void route_sent(struct route *r)
+{
+	if (!r->sent)
+		r->src->routes++;
+	r->sent = true;
 }
 
 void route_drop(struct stage *st, struct route *r)
 {
 	size_t i = (size_t)(r - st->routes);
 
-	if (r->src && r->src->routes)
+	if (r->src && r->sent)
 		r->src->routes--;
 	r->stream = 0;
 	st->route_count--;
@@ -79,7 +86,7 @@ void routes_orphan(struct source *src)
 	struct stage *st = src->st;
 	struct ds_err err;
 
-	for (size_t i = 0; src->routes && i < st->route_cap; i++) {
+	for (size_t i = 0; st->route_count && i < st->route_cap; i++) {
 		struct route *r = &st->routes[i];
 
 		if (!r->stream || r->src != src)
@@ -148,7 +155,7 @@ static void fail_routes(struct stage *st, const struct ds_err *why)
 	for (size_t i = 0; i < st->route_cap; i++) {
 		struct route *r = &st->routes[i];
 
-		if (r->stream && r->src) {
+		if (r->stream && r->src && r->sent) {
 			r->src->routes--;
 			send_error(st, r->src->answer, r->stream, true, &each);
 		}
@@ -267,7 +274,7 @@ static int peer_said_end(struct stage *st, struct ds_err *err)
 	st->down.ended = true;
 	if (!st->down.sink.ended)
 		return err->code; /* before we did: it drains */
-	if (st->route_count) {
+	if (st->sources && st->sources->routes) {
 		stage_fail(st, err);
 		fail_routes(st, err);
 	}

@@ -71,8 +71,8 @@ static struct sink *sink_for(struct source *src, uint64_t stream)
 		r = route_find(st, stream);
 		if (!r)
 			r = route_add(st, stream, src);
-		if (r)
-			r->sent = true;
+		if (r && r->src == src)
+			route_sent(r);
 	}
 	return s;
 }

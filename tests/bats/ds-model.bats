@@ -1,6 +1,7 @@
 #!/usr/bin/env bats
 # ds-model: info, verify, fingerprint, random.
 
+# shellcheck disable=SC2154 # stderr is set by run --separate-stderr
 load helper
 
 setup() {
@@ -13,6 +14,11 @@ small() {
 	local name=$1
 	shift
 	limited ds-model random --like "$LIKE" --layers 2 -o "$D/$name" "$@"
+}
+
+# nothing_like NAME: neither NAME nor a temporary directory beside it was left.
+nothing_like() {
+	[ -z "$(find "$D" -maxdepth 1 -name "$1*")" ]
 }
 
 @test "info prints what the model is" {
@@ -86,7 +92,7 @@ small() {
 	cp "$LIKE/config.json" "$D/empty"
 	refused 66 "it has neither 'model.safetensors' nor 'model.safetensors.index.json'" ds-model verify "$D/empty"
 	small m --shard 1M
-	last=$(ls "$D/m"/model-*.safetensors | tail -n 1)
+	last=$(find "$D/m" -name 'model-*.safetensors' | sort | tail -n 1)
 	truncate -s -1 "$last"
 	refused 65 "$last': tensor 'model" ds-model verify "$D/m"
 	refused 65 "lies beyond the end of the file (truncated?)" ds-model verify "$D/m"
@@ -135,13 +141,13 @@ small() {
 	run -0 limited ds-model info "$D/m"
 	assert_line --regexp '^experts +32 of which 6, 2 shared, 1 groups of which 1, softmax, greedy'
 	refused 66 "cannot open '$D/none/tokenizer.json'" ds-model random --like "$LIKE" --tokenizer "$D/none" -o "$D/x"
-	[ "$(ls "$D" | grep -c '^x')" -eq 0 ]
+	nothing_like x
 }
 
 @test "random --dry-run prints the plan and writes nothing" {
 	run -0 limited ds-model random -n --like "$LIKE" --shard 10M -o "$D/x"
 	assert_output "would make $D/x: 27931648 parameters (6841920 MTP) in 1651 tensors, 28402768 bytes, 3 files, F8_E4M3"
-	[ -z "$(ls -A "$D" | grep '^x')" ]
+	nothing_like x
 }
 
 @test "random never overwrites without --force, and then only a model" {
@@ -178,7 +184,7 @@ small() {
 	END
 	run timeout -s TERM 0.3 ds-model random --like "$D/big.json" --dtype f32 -o "$D/m"
 	assert_equal "$status" 124
-	[ -z "$(ls -A "$D" | grep '^m')" ]
+	nothing_like m
 }
 
 @test "no memory is one line and 71" {

@@ -13,11 +13,13 @@ static void check(const struct config *c)
 	float *row;
 	struct param_count p = config_params(c);
 
-	if (!c->vocab || !c->hidden || !c->layers || !c->heads || !c->kv_lora || !c->nope || !c->rope || c->rope % 2 || !c->v ||
-	    c->eos_count > CONFIG_MAX_EOS || p.active > p.total || p.total > (uint64_t)1 << 50)
+	if (!c->vocab || !c->hidden || !c->layers || !c->heads || !c->kv_lora || !c->nope || !c->rope || c->rope % 2 ||
+		!c->v || c->eos_count > CONFIG_MAX_EOS || p.active > p.total || p.total > (uint64_t)1 << 50)
 		abort();
-	if (c->experts && (!c->top_k || !c->groups || c->experts % c->groups || !c->topk_groups || c->topk_groups > c->groups ||
-		c->top_k > c->experts / c->groups * c->topk_groups || !c->moe_inter || !c->moe_every || c->dense_layers > c->layers))
+	if (c->experts &&
+		(!c->top_k || !c->groups || c->experts % c->groups || !c->topk_groups || c->topk_groups > c->groups ||
+			c->top_k > c->experts / c->groups * c->topk_groups || !c->moe_inter || !c->moe_every ||
+			c->dense_layers > c->layers))
 		abort();
 	if (!isfinite(config_softmax_scale(c)) || !isfinite(config_rope_mscale(c)) || config_softmax_scale(c) <= 0)
 		abort();

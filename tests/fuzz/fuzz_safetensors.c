@@ -1,4 +1,4 @@
-/* A safetensors header (after two bytes that give the size of the data area) and, by its first byte, an index. */
+/* A safetensors header, after two bytes that give the size of the data area, and the scanner beneath. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -36,7 +36,7 @@ TAP_USED static uint8_t *bytes_of(int fd, size_t *n)
 
 /* A capture with every kind of frame there is to cut and damage: hello, a request, two kv with payloads, a frame with a long
  * meta, an end.  The caller frees. */
-TAP_USED static uint8_t *sample(size_t *n, size_t payload)
+TAP_USED static uint8_t *sample_of(size_t *n, size_t payload, bool packed)
 {
 	struct hello h = { .program = "ds-test", .version = "0.1", .role = "test", .model = "m", .vocab = 512,
 		.kv = { DT_BF16, 64, 3, 576 } };
@@ -61,7 +61,7 @@ TAP_USED static uint8_t *sample(size_t *n, size_t payload)
 		meta_put_uint(b, "first", i * 64);
 		meta_put_uint(b, "count", 64);
 		meta_put_tensor(b, "kv", DT_F32, "row,dim", shape, 2, 0, NULL);
-		rc = frame_write(w, FRAME_TENSOR, i ? FRAME_ZSTD : 0, 0x1234567890abcdefu, b, &iov, 1, true, &err);
+		rc = frame_write(w, FRAME_TENSOR, i && packed ? FRAME_ZSTD : 0, 0x1234567890abcdefu, b, &iov, 1, true, &err);
 	}
 	memset(text, 'x', sizeof text);
 	meta_reset(b);
@@ -81,6 +81,11 @@ TAP_USED static uint8_t *sample(size_t *n, size_t payload)
 		close(fd);
 		return p;
 	}
+}
+
+TAP_USED static uint8_t *sample(size_t *n, size_t payload)
+{
+	return sample_of(n, payload, true);
 }
 
 /* Reads a whole stream; the first error's code, or 0 after END; how many frames came whole. */

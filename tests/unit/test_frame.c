@@ -286,8 +286,24 @@ static void test_hello(void)
 	close(fd);
 }
 
-int main(void)
+/* For tests of programs: writes the sample capture to a file. */
+static int write_sample(const char *path, bool plain)
 {
+	size_t n;
+	uint8_t *p = plain ? sample_of(&n, 4096, false) : sample(&n, 4096);
+	FILE *f = fopen(path, "wb");
+	bool ok = f && fwrite(p, 1, n, f) == n;
+
+	if (f)
+		ok = fclose(f) == 0 && ok;
+	free(p);
+	return ok ? 0 : 1;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 2 && strcmp(argv[1], "--sample") == 0)
+		return write_sample(argv[2], argc > 3);
 	signal(SIGPIPE, SIG_IGN);
 	test_layout();
 	test_padding();

@@ -1,0 +1,67 @@
+/* The paged cache: blocks are handed out once, come back, and parking keeps every byte. */
+#include "engine/kv.h"
+
+#include "tap.h"
+
+static void fill(const struct kv_pool *p, const struct kv_seq *s, unsigned char seed)
+{
+	for (size_t i = 0; i < s->count; i++)
+		memset(s->pages[i], seed + (int)i, p->block_bytes);
+}
+
+static bool holds(const struct kv_pool *p, const struct kv_seq *s, unsigned char seed)
+{
+	for (size_t i = 0; i < s->count; i++)
+		for (size_t b = 0; b < p->block_bytes; b++)
+			if (((unsigned char *)s->pages[i])[b] != (unsigned char)(seed + i))
+				return false;
+	return true;
+}
+
+static void test_limits(void)
+{
+	struct kv_pool *p;
+	struct ds_err err;
+	size_t block = 3 * KV_BLOCK * 160 * 2;
+
+	tap_is_int(kv_pool_new(&p, DT_BF16, 3, 160, block - 1, &err), DS_CONFIG, "less than one block is refused");
+	tap_is_int(kv_pool_new(&p, DT_BF16, 3, 160, 5 * block + 7, &err), 0, "a pool of five blocks and a bit");
+	tap_is_int((long long)kv_pool_available(p), 5, "has five blocks");
+	kv_pool_free(p);
+}
+
+static void test_sequences(void)
+{
+	struct kv_seq a = { 0 }, b = { 0 };
+	struct kv_parked parked;
+	struct kv_pool *p;
+	struct ds_err err;
+
+	if (kv_pool_new(&p, DT_F32, 2, 24, 4 * 2 * KV_BLOCK * 24 * 4, &err))
+		tap_bail("%s", err.text);
+	tap_ok(kv_seq_reserve(&a, p, 65) && a.count == 2, "65 tokens take two blocks");
+	tap_ok(kv_seq_reserve(&a, p, 128) && a.count == 2, "as do 128");
+	tap_ok(kv_seq_reserve(&b, p, 1) && kv_pool_available(p) == 1, "another sequence takes a third");
+	fill(p, &a, 10);
+	fill(p, &b, 50);
+	tap_ok(holds(p, &a, 10) && holds(p, &b, 50), "no block is in two sequences");
+	tap_ok(!kv_seq_reserve(&b, p, 3 * 64) && b.count == 2, "an empty pool says so and keeps what it gave");
+	a.length = 100;
+	tap_ok(kv_seq_park(&a, p, &parked) && kv_pool_available(p) == 2 && a.count == 0, "parking frees the blocks");
+	tap_ok(kv_seq_reserve(&b, p, 4 * 64) && b.count == 4, "which others take");
+	fill(p, &b, 90);
+	tap_ok(!kv_seq_unpark(&a, p, &parked) && parked.bytes, "there is no way back while they are taken");
+	kv_seq_clear(&b, p);
+	tap_ok(kv_seq_unpark(&a, p, &parked) && a.length == 100 && a.count == 2, "there is one afterwards");
+	tap_ok(holds(p, &a, 10) && !parked.bytes, "with every byte as it was");
+	kv_seq_clear(&a, p);
+	tap_is_int((long long)kv_pool_available(p), 4, "all blocks came back");
+	kv_pool_free(p);
+}
+
+int main(void)
+{
+	test_limits();
+	test_sequences();
+	return tap_done();
+}
