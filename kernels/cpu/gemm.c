@@ -12,6 +12,7 @@ enum {
 	TASK_MACS = 1 << 21,  /* aim: some tens of microseconds */
 	ALONE_MACS = 1 << 17, /* not worth waking anybody */
 	LEAST_N = 16,
+	PANEL_N = 64,
 };
 
 struct job {
@@ -45,8 +46,8 @@ static size_t cut(struct job *j, const struct gemm *g, int threads, size_t produ
 		n = fair;
 	if (n < LEAST_N)
 		n = LEAST_N;
-	if (j->m > 4 && n < 2 * LEAST_N)
-		n = 2 * LEAST_N;
+	if (j->m > 8 && n < PANEL_N) /* packing rows pays when many weight rows use them */
+		n = fair < PANEL_N ? PANEL_N / 2 : PANEL_N;
 	j->n = round_up(n, LEAST_N);
 	j->cuts_n = div_up(g->w->rows, j->n);
 	return cuts_m * j->cuts_n;

@@ -32,6 +32,7 @@ enum {
 	LD = KC + 64 / sizeof(ELEM), /* not a power of two: rows must not fall on the same lines of the cache */
 	X_ELEMS = 327680 / sizeof(ELEM),
 	M_MOST = 8, N_MOST = 4,
+	AHEAD = 4096, /* bytes ahead to ask for, into the second cache: the first can wait for few lines at a time */
 };
 
 struct desk {
@@ -81,7 +82,7 @@ INLINE void steps_direct(const size_t M, const size_t N, const enum src src, VF 
 
 	UNROLL for (size_t n = 0; n < N; n++)
 		UNROLL for (size_t i = 0; i < bytes; i += 64)
-			_mm_prefetch((const char *)p + n * ldp + ahead + i, _MM_HINT_T0);
+			_mm_prefetch((const char *)p + n * ldp + ahead + i, _MM_HINT_T1);
 	UNROLL for (size_t i = 0; i < FP8_BLOCK / STEP; i += units) {
 		OPERAND wv[N_MOST][F8_UNITS];
 
@@ -163,7 +164,10 @@ INLINE void tile_direct(const size_t M, const size_t N, const bool blocks, const
 		UNROLL for (size_t n = 0; n < N; n++)
 			acc[m][n] = dot[m][n] = v_zero();
 	for (; k + FP8_BLOCK <= t->len && src != SRC_NONE; k += FP8_BLOCK) {
-		steps_direct(M, N, src, blocks ? dot : acc, t->x + k, t->ldx, p + k * src_size(src), ldp, N * ldp);
+		size_t at = k * src_size(src), end = t->len * src_size(src);
+
+		steps_direct(M, N, src, blocks ? dot : acc, t->x + k, t->ldx, p + at, ldp,
+			at + AHEAD < end ? AHEAD : AHEAD - end + N * ldp);
 		if (blocks)
 			scale_block(M, N, acc, dot, t->s + k / FP8_BLOCK, t->lds);
 	}
@@ -249,18 +253,19 @@ static void all_tiles(const struct tile *panel, size_t m0, size_t m, size_t n0, 
 	const size_t M = blocks ? BLOCK_M : TILE_M, N = blocks ? BLOCK_N : TILE_N;
 	struct tile t = *panel;
 
-	for (size_t j = 0; j < n;) {
-		bool one = n - j < N;
+	/* the rows of a tile stay in the first cache while the weights pass by */
+	for (size_t i = 0; i < m; i += M) {
+		tile_fn *const *fn = packed[blocks][(m - i < M ? m - i : M) - 1];
 
-		for (size_t i = 0; i < m; i += M) {
-			t.x = panel->x + i * LD;
+		t.x = panel->x + i * LD;
+		t.s = panel->s + i * t.lds;
+		for (size_t j = 0, one; j < n; j += one ? 1 : N) {
+			one = n - j < N;
 			t.w = panel->w + j * LD;
-			t.s = panel->s + i * t.lds;
 			t.spill = panel->spill + (i * PANEL_N + j) * VL;
 			t.y = t.g->y + (m0 + i) * t.g->ldy + n0 + j;
-			packed[blocks][(m - i < M ? m - i : M) - 1][one](&t);
+			fn[one](&t);
 		}
-		j += one ? 1 : N;
 	}
 }
 
