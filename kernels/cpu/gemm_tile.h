@@ -31,6 +31,7 @@ enum {
 	KC = 2048 / sizeof(ELEM),
 	LD = KC + 64 / sizeof(ELEM), /* not a power of two: rows must not fall on the same lines of the cache */
 	X_ELEMS = 327680 / sizeof(ELEM),
+	X_PIECE = 16384 / sizeof(ELEM),
 	M_MOST = 8, N_MOST = 4,
 	AHEAD = 4096, /* bytes ahead to ask for, into the second cache: the first can wait for few lines at a time */
 };
@@ -125,16 +126,22 @@ INLINE void finish(const size_t M, const size_t N, VF (*acc)[N_MOST], const stru
 	}
 }
 
-INLINE void tile_packed(const size_t M, const size_t N, const bool blocks, const struct tile *t)
+/* Sums of the tile as they stand: zero, or what an earlier range of columns left. */
+INLINE void start(const size_t M, const size_t N, VF (*acc)[N_MOST], VF (*dot)[N_MOST], const struct tile *t)
 {
-	VF acc[M_MOST][N_MOST], dot[M_MOST][N_MOST];
-	size_t b = 0;
-
 	UNROLL for (size_t m = 0; m < M; m++)
 		UNROLL for (size_t n = 0; n < N; n++) {
 			acc[m][n] = t->load ? v_load(t->spill + (m * PANEL_N + n) * VL) : v_zero();
 			dot[m][n] = v_zero();
 		}
+}
+
+INLINE void tile_packed(const size_t M, const size_t N, const bool blocks, const struct tile *t)
+{
+	VF acc[M_MOST][N_MOST], dot[M_MOST][N_MOST];
+	size_t b = 0;
+
+	start(M, N, acc, dot, t);
 	if (!blocks) {
 		steps_packed(M, N, acc, t->x, t->ldx, t->w, LD, (t->len + STEP - 1) / STEP);
 		finish(M, N, acc, t);
@@ -155,19 +162,19 @@ INLINE void tile_packed(const size_t M, const size_t N, const bool blocks, const
 INLINE void tile_direct(const size_t M, const size_t N, const bool blocks, const enum src src, const struct tile *t)
 {
 	const struct mat *w = t->g->w;
-	const size_t ldp = w->ld * src_size(src);
-	const uint8_t *p = mat_at(w, t->row, 0);
+	const size_t ldp = w->ld * src_size(src), end = t->len * src_size(src);
+	/* AHEAD bytes on, where the tiles that follow take up the same columns of the next rows */
+	const size_t jump = AHEAD / end * N * ldp, more = AHEAD % end;
+	const uint8_t *p = mat_at(w, t->row, t->k);
 	VF acc[M_MOST][N_MOST], dot[M_MOST][N_MOST];
 	size_t k = 0;
 
-	UNROLL for (size_t m = 0; m < M; m++)
-		UNROLL for (size_t n = 0; n < N; n++)
-			acc[m][n] = dot[m][n] = v_zero();
+	start(M, N, acc, dot, t);
 	for (; k + FP8_BLOCK <= t->len && src != SRC_NONE; k += FP8_BLOCK) {
-		size_t at = k * src_size(src), end = t->len * src_size(src);
+		size_t at = k * src_size(src);
 
 		steps_direct(M, N, src, blocks ? dot : acc, t->x + k, t->ldx, p + at, ldp,
-			at + AHEAD < end ? AHEAD : AHEAD - end + N * ldp);
+			jump + (at + more < end ? more : more - end + N * ldp));
 		if (blocks)
 			scale_block(M, N, acc, dot, t->s + k / FP8_BLOCK, t->lds);
 	}
@@ -176,7 +183,7 @@ INLINE void tile_direct(const size_t M, const size_t N, const bool blocks, const
 		ELEM buf[N_MOST * FP8_BLOCK] __attribute__((aligned(64)));
 
 		for (size_t i = 0; i < N; i++)
-			pack_weight(buf + i * FP8_BLOCK, w, t->row + i, k, n, blocks);
+			pack_weight(buf + i * FP8_BLOCK, w, t->row + i, t->k + k, n, blocks);
 		steps_packed(M, N, blocks ? dot : acc, t->x + k, t->ldx, buf, FP8_BLOCK, (n + STEP - 1) / STEP);
 		if (blocks)
 			scale_block(M, N, acc, dot, t->s + k / FP8_BLOCK, t->lds);
@@ -222,28 +229,57 @@ static size_t run_end(const struct mat *w, size_t n, size_t n1, bool blocks)
 	return blocks && n1 - n > left ? n + left : n1;
 }
 
-static void few_rows(const struct gemm *g, size_t m0, size_t m, size_t n0, size_t n1, bool blocks, enum src src)
+/* Elements from row to row when few rows are packed whole: a multiple of 128, so of STEP; not of the cache's ways. */
+static size_t few_ld(size_t cols)
+{
+	return (cols + FP8_BLOCK - 1) / FP8_BLOCK * FP8_BLOCK + FP8_BLOCK;
+}
+
+/* Weight rows [n, end) against the few packed rows, over the columns of t. */
+static void few_tiles(struct tile *t, size_t m0, size_t m, size_t n, size_t end, tile_fn *const *fn)
 {
 	static const uint8_t wide[] = { DIRECT_N };
+	const size_t N = wide[m - 1], first = n;
+
+	while (n < end) {
+		bool one = end - n < N || N == 1;
+
+		t->row = n;
+		t->y = t->g->y + m0 * t->g->ldy + n;
+		if (t->load || t->keep)
+			t->spill = ((struct desk *)isa_desk)->spill + (n - first) * VL;
+		fn[one](t);
+		n += one ? 1 : N;
+	}
+}
+
+static void few_rows(const struct gemm *g, size_t m0, size_t m, size_t n0, size_t n1, bool blocks, enum src src)
+{
 	struct desk *d = isa_desk;
-	size_t cols = g->w->cols, ld = (cols + FP8_BLOCK - 1) / FP8_BLOCK * FP8_BLOCK, N = wide[m - 1];
-	struct tile t = { .x = d->x, .ldx = ld, .g = g, .s = d->s, .lds = ld / FP8_BLOCK, .len = cols };
+	const size_t cols = g->w->cols, ld = few_ld(cols);
+	/* columns whose elements stay in the first cache while weight rows pass by; one row comes fast enough anyhow */
+	const size_t piece = m == 1 || cols <= X_PIECE / m ? cols : X_PIECE / m / FP8_BLOCK * FP8_BLOCK;
+	struct tile t = { .ldx = ld, .g = g, .lds = ld / FP8_BLOCK };
 
 	for (size_t i = 0; i < m; i++)
 		pack_act(d->x + i * ld, g->x, act_row(g, m0 + i), 0, cols);
 	for (size_t n = n0; n < n1;) {
 		size_t end = run_end(g->w, n, n1, blocks);
 
+		if (piece < cols && end - n > PANEL_N)
+			end = n + PANEL_N;
 		if (blocks)
 			scales(d->s, t.lds, g, m0, m, n, 0, cols);
-		while (n < end) {
-			bool one = end - n < N || N == 1;
-
-			t.row = n;
-			t.y = g->y + m0 * g->ldy + n;
-			direct[blocks][src][m - 1][one](&t);
-			n += one ? 1 : N;
+		for (size_t k = 0; k < cols; k += piece) {
+			t.k = k;
+			t.len = cols - k < piece ? cols - k : piece;
+			t.x = d->x + k;
+			t.s = d->s + k / FP8_BLOCK;
+			t.load = k > 0;
+			t.keep = cols - k > piece;
+			few_tiles(&t, m0, m, n, end, direct[blocks][src][m - 1]);
 		}
+		n = end;
 	}
 }
 
@@ -294,7 +330,7 @@ static void product(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_
 	for (size_t m = m0; m < m1; m += PANEL_M) {
 		size_t rows = m1 - m < PANEL_M ? m1 - m : PANEL_M;
 
-		if (rows <= DIRECT_M && rows * ((g->w->cols + FP8_BLOCK - 1) / FP8_BLOCK * FP8_BLOCK) <= X_ELEMS) {
+		if (rows <= DIRECT_M && g->w->cols && rows * few_ld(g->w->cols) <= X_ELEMS) {
 			few_rows(g, m, rows, n0, n1, blocks, src);
 			continue;
 		}
