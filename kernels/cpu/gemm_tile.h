@@ -59,20 +59,33 @@ struct tile {
 	float *y;            /* [m, ldy] */
 };
 
-INLINE void steps_packed(const size_t M, const size_t N, VF (*acc)[N_MOST], const ELEM *x, size_t ldx,
-	const ELEM *w, size_t ldw, const size_t steps)
+INLINE void step_packed(const size_t M, const size_t N, VF (*acc)[N_MOST], const ELEM *x, size_t ldx,
+	const ELEM *w, size_t ldw)
 {
-	for (size_t i = 0; i < steps; i++) {
-		OPERAND wv[N_MOST], xv;
+	OPERAND wv[N_MOST], xv;
 
+	UNROLL for (size_t n = 0; n < N; n++)
+		wv[n] = op_load(w + n * ldw);
+	UNROLL for (size_t m = 0; m < M; m++) {
+		xv = op_load(x + m * ldx);
 		UNROLL for (size_t n = 0; n < N; n++)
-			wv[n] = op_load(w + n * ldw + i * STEP);
-		UNROLL for (size_t m = 0; m < M; m++) {
-			xv = op_load(x + m * ldx + i * STEP);
-			UNROLL for (size_t n = 0; n < N; n++)
-				acc[m][n] = op_dot(acc[m][n], xv, wv[n]);
-		}
+			acc[m][n] = op_dot(acc[m][n], xv, wv[n]);
 	}
+}
+
+INLINE void steps_packed(const size_t M, const size_t N, VF (*acc)[N_MOST], const ELEM *x, size_t ldx,
+	const ELEM *w, size_t ldw, size_t steps)
+{
+	for (size_t i = 0; i < steps; i++)
+		step_packed(M, N, acc, x + i * STEP, ldx, w + i * STEP, ldw);
+}
+
+/* The same for a whole block. */
+INLINE void block_packed(const size_t M, const size_t N, VF (*acc)[N_MOST], const ELEM *x, size_t ldx,
+	const ELEM *w, size_t ldw)
+{
+	UNROLL for (size_t i = 0; i < FP8_BLOCK / STEP; i++)
+		step_packed(M, N, acc, x + i * STEP, ldx, w + i * STEP, ldw);
 }
 
 /* One whole block of 128 columns, the weights taken from memory; `ahead` bytes further lies what is wanted next. */
@@ -148,7 +161,7 @@ INLINE void tile_packed(const size_t M, const size_t N, const bool blocks, const
 		return;
 	}
 	for (; (b + 1) * FP8_BLOCK <= t->len; b++) {
-		steps_packed(M, N, dot, t->x + b * FP8_BLOCK, t->ldx, t->w + b * FP8_BLOCK, LD, FP8_BLOCK / STEP);
+		block_packed(M, N, dot, t->x + b * FP8_BLOCK, t->ldx, t->w + b * FP8_BLOCK, LD);
 		scale_block(M, N, acc, dot, t->s + b, t->lds);
 	}
 	if (b * FP8_BLOCK < t->len) {
