@@ -19,6 +19,7 @@ _dsutils()
 	fi
 	case $arg in
 	DIR | MODEL) mapfile -t COMPREPLY < <(compgen -d -- "$cur") ;;
+	*[A-Z]*'|'*) mapfile -t COMPREPLY < <(compgen -f -- "$cur") ;;
 	*'|'*) mapfile -t COMPREPLY < <(compgen -W "${arg//|/ }" -- "$cur") ;;
 	FILE | '') mapfile -t COMPREPLY < <(compgen -f -- "$cur") ;;
 	esac
@@ -34,9 +35,18 @@ for program; do
 	"$program" --options | awk -F '\t' '
 		{ words = words " --" $1; if ($2 != "") words = words " -" $2 }
 		END { printf "\t\twords=\"%s\"\n", substr(words, 2) }'
-	# The sub-commands stand in the usage line: "usage: ds-x encode|decode [options]".
+	# Sub-commands are the bare words of the usage line, up to the first redirection.
 	"$program" --help | awk '
-		NR == 1 && $3 ~ /^[a-z|]+$/ && $3 ~ /[|]/ { printf "\t\tcommands=\"%s\"\n", $3 }'
+		NR > 1 { exit }
+		{
+			sub(/[<>].*/, "")
+			gsub(/[|]/, " ")
+			for (i = 3; i <= NF; i++)
+				if ($i ~ /^[a-z]+$/ && $i != "or" && !index(words, $i))
+					words = words "|" $i
+			if (words != "")
+				printf "\t\tcommands=\"%s\"\n", substr(words, 2)
+		}'
 	printf '\t\t;;\n'
 done
 echo '	esac'

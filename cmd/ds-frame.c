@@ -18,9 +18,10 @@ static int64_t first_values;
 static bool force;
 
 static const struct opt options[] = {
-	{ .name = "values", .letter = 'n', .arg = "N", .help = "dump: how many values of a tensor are shown", .def = "4", .type = OPT_INT,
-	  .dst = &first_values, .min = 0, .max = 1 << 20 },
-	{ .name = "max-frame", .arg = "SIZE", .help = "largest payload accepted", .def = "256M", .type = OPT_SIZE, .dst = &max_frame, .env = true },
+	{ .name = "values", .letter = 'n', .arg = "N", .help = "dump: how many values of a tensor are shown",
+	  .def = "4", .type = OPT_INT, .dst = &first_values, .min = 0, .max = 1 << 20 },
+	{ .name = "max-frame", .arg = "SIZE", .help = "largest payload accepted", .def = "256M",
+	  .type = OPT_SIZE, .dst = &max_frame, .env = true },
 	{ .name = "force", .letter = 'f', .help = "read from a terminal", .type = OPT_FLAG, .dst = &force },
 	{ 0 },
 };
@@ -29,7 +30,7 @@ static const struct opt_program program = {
 	.name = "ds-frame",
 	.usage = "dump [FILE] | check [FILE...]",
 	.purpose = "Shows the frames of a stream as JSON lines, or checks that a stream is whole and sound.",
-	.example = "ds-prefill -m DIR < requests | tee kv.frames | ds-decode -m DIR > tokens; ds-frame dump kv.frames | jq .type",
+	.example = "ds-prefill -m DIR < requests | tee kv.frames | ds-decode -m DIR > tokens; ds-frame dump kv.frames",
 	.opts = options,
 };
 
@@ -293,7 +294,8 @@ static int check_tensors(const struct frame *f, struct ds_err *err)
 		if (!rc)
 			rc = frame_tensor_get(f, t.name, &other, err);
 		if (!rc && (other.offset != t.offset || other.nbytes != t.nbytes))
-			rc = err_set(err, DS_DATA, "frame %llu: two tensors are called '%s'", (unsigned long long)f->number, t.name);
+			rc = err_set(err, DS_DATA, "frame %llu: two tensors are called '%s'",
+				(unsigned long long)f->number, t.name);
 	}
 	return rc;
 }
@@ -327,7 +329,9 @@ static int check_one(const char *path, struct ds_err *err)
 	rc = read_frames(fd, c.name, check_frame, &c, &bytes, err);
 	if (fd != STDIN_FILENO)
 		close(fd);
-	if (!rc && printf("%s: %llu frames, %llu bytes, ok\n", c.name, (unsigned long long)c.frames, (unsigned long long)bytes) < 0)
+	if (!rc &&
+		printf("%s: %llu frames, %llu bytes, ok\n", c.name, (unsigned long long)c.frames,
+			(unsigned long long)bytes) < 0)
 		rc = err_errno(err, DS_IO, "cannot write to '<stdout>'");
 	return rc;
 }

@@ -147,6 +147,9 @@ struct attn_seg {
 	struct kv_pages kv;
 };
 
+/* Working memory of a thread that attention may need for segments of up to `rows` rows: kern_reserve it beforehand, since
+ * running out of memory later ends the process. */
+size_t kern_attn_bytes(const struct kern_stream *s, const struct attn_shape *a, const struct kv_pages *kv, size_t rows);
 /* Expanded form (prefill): keys and values of each head are made from the latents.  Absorbed form (decode): the query is taken
  * into the latent space and the answer out of it.  Online softmax over pages at absolute positions, so that chunking cannot
  * change a bit; a row's result depends on its position and the cache only.  Rows of the cache beyond a row's position are
@@ -157,6 +160,6 @@ void kern_attn_absorbed(struct kern_stream *s, const struct attn_shape *a, const
 /* ---- sampling ---- */
 
 /* For each row of logits [rows, ld]: the index of its largest value (lowest index in ties, NaN never wins) and log(sum exp(x)). */
-void kern_argmax_lse(struct kern_stream *s, const float *logits, size_t ld, size_t rows, size_t cols, uint32_t *argmax, float *lse);
+void kern_argmax_lse(struct kern_stream *s, const float *logits, size_t ld, size_t rows, size_t cols, uint32_t *argmax, double *lse);
 
 #endif

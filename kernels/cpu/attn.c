@@ -56,6 +56,15 @@ void attn_expand_page(const struct attn_task *t, const struct expanded_scratch *
 	}
 }
 
+size_t kern_attn_bytes(const struct kern_stream *s, const struct attn_shape *a, const struct kv_pages *kv, size_t rows)
+{
+	struct expanded_scratch x;
+	size_t n = expanded_layout(&x, NULL, a, kv, rows < EXPANDED_ROWS ? rows : EXPANDED_ROWS);
+	size_t m = attn_absorbed_bytes(s, a, kv);
+
+	return n > m ? n : m;
+}
+
 struct expanded {
 	struct kern_stream *stream;
 	const struct attn_shape *shape;

@@ -150,13 +150,18 @@ static void answer_rows(struct absorbed *b, size_t head, struct act *x, uint16_t
 		*x = (struct act){ .kind = ACT_BF16, .rows = b->rows, .cols = lora, .ld = ld, .data = packed };
 }
 
+static size_t answer_bytes(const struct attn_shape *a, size_t rows)
+{
+	return rows * (round_up(a->lora, 128) * sizeof(uint16_t) + a->v * sizeof(float));
+}
+
 static void answer_item(void *arg, size_t head, int worker)
 {
 	struct absorbed *b = arg;
 	const struct attn_shape *a = b->shape;
 	struct mat w = mat_rows(a->kv_b, head * (a->nope + a->v) + a->nope, a->v);
 	size_t packed = round_up(a->lora, 128) * sizeof(uint16_t);
-	char *scratch = kern_scratch(b->stream, worker, b->rows * (packed + a->v * sizeof(float)));
+	char *scratch = kern_scratch(b->stream, worker, answer_bytes(a, b->rows));
 	float *y = (float *)(void *)(scratch + b->rows * packed); /* [rows, v] */
 	struct act act;
 	struct gemm g = { .y = y, .ldy = a->v, .x = &act, .w = &w, .rows = b->rows, .round = a->round };
@@ -216,6 +221,19 @@ static void chunk_run(struct absorbed *b)
 	wave_run(b);
 	kern_parallel(b->stream, b->shape->heads, answer_item, b);
 	b->npieces = b->rows = 0;
+}
+
+size_t attn_absorbed_bytes(const struct kern_stream *s, const struct attn_shape *a, const struct kv_pages *kv)
+{
+	struct absorbed b = { .shape = a, .wave = WAVE * (size_t)kern_threads(s) };
+	struct query_scratch q;
+	struct absorbed_scratch x;
+	size_t need[] = { absorbed_lay(&b, NULL), query_layout(&q, NULL, a, CHUNK_ROWS), absorbed_layout(&x, NULL, a, kv),
+		answer_bytes(a, CHUNK_ROWS) };
+
+	for (size_t i = 1; i < ARRAY_LEN(need); i++)
+		need[0] = need[i] > need[0] ? need[i] : need[0];
+	return need[0];
 }
 
 void kern_attn_absorbed(struct kern_stream *s, const struct attn_shape *a, const struct attn_seg *segs, size_t count)

@@ -56,7 +56,7 @@ struct look {
 
 #include ATTN_OPERANDS
 
-/* e^x for x <= 0, within 1-2 ulp; 0 below -87 and for -inf; NaN stays. */
+/* e^x for x <= 0, within about 1 ulp; 0 below -87 and for -inf; NaN stays. */
 INLINE VF v_exp(VF x)
 {
 	const VF magic = v_set1(0x1.8p23f);

@@ -318,7 +318,7 @@ struct argmax_job {
 	const float *logits;
 	size_t ld, cols;
 	uint32_t *argmax;
-	float *lse;
+	double *lse;
 };
 
 static void argmax_row(void *arg, size_t r, int worker)
@@ -329,10 +329,10 @@ static void argmax_row(void *arg, size_t r, int worker)
 
 	(void)worker;
 	/* of an infinite maximum the difference would be NaN */
-	j->lse[r] = isinf(max) ? max : (float)(max + log(j->isa->sum_exp(x, j->cols, max)));
+	j->lse[r] = isinf(max) ? (double)max : (double)max + log(j->isa->sum_exp(x, j->cols, max));
 }
 
-void kern_argmax_lse(struct kern_stream *s, const float *logits, size_t ld, size_t rows, size_t cols, uint32_t *argmax, float *lse)
+void kern_argmax_lse(struct kern_stream *s, const float *logits, size_t ld, size_t rows, size_t cols, uint32_t *argmax, double *lse)
 {
 	struct argmax_job j = { s->isa, logits, ld, cols, argmax, lse };
 

@@ -77,7 +77,7 @@ static size_t lay_out(struct engine *e)
 	e->last = part(e, &at, e->max_segs * c->hidden, sizeof(float));
 	e->logits = part(e, &at, e->max_segs * c->vocab, sizeof(float));
 	e->argmax = part(e, &at, e->max_segs, sizeof(uint32_t));
-	e->lse = part(e, &at, e->max_segs, sizeof(float));
+	e->lse = part(e, &at, e->max_segs, sizeof(double));
 	return at;
 }
 

@@ -38,7 +38,7 @@ struct segment {
 	/* set by the step where logits are wanted; valid until the next step */
 	const float *logits;     /* [vocab] */
 	uint32_t argmax;
-	float lse;               /* log sum exp of logits */
+	double lse;              /* log sum exp of logits */
 };
 
 /* The model must outlive the engine.  DS_CONFIG for an unknown kernel set, DS_OS without memory. */

@@ -39,7 +39,7 @@ struct engine {
 	float *last;            /* [max_segs, hidden] rows that want logits */
 	float *logits;          /* [max_segs, vocab] */
 	uint32_t *argmax;       /* [max_segs] */
-	float *lse;             /* [max_segs] */
+	double *lse;            /* [max_segs] */
 	struct gemm *gemms;     /* [2 * experts + 4] */
 	struct attn_seg *attn;  /* [max_segs] */
 	void **pages;           /* [page_cap] page pointers of all segments at one layer */

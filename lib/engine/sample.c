@@ -102,7 +102,7 @@ static size_t cut(struct sampler *s, const struct sample_params *p, size_t n, do
 	return kept;
 }
 
-uint32_t sample_token(struct sampler *s, const struct sample_params *p, const float *logits, uint32_t argmax, float lse,
+uint32_t sample_token(struct sampler *s, const struct sample_params *p, const float *logits, uint32_t argmax, double lse,
 	uint64_t position, double *logprob)
 {
 	uint32_t id = argmax;
@@ -122,7 +122,7 @@ uint32_t sample_token(struct sampler *s, const struct sample_params *p, const fl
 				break;
 		}
 	}
-	*logprob = (double)logits[id] - (double)lse;
+	*logprob = (double)logits[id] - lse;
 	if (*logprob > 0.0)
 		*logprob = 0.0; /* rounding of lse */
 	return id;

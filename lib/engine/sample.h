@@ -27,7 +27,7 @@ void sampler_free(struct sampler *s);
 
 /* logits [vocab], argmax and lse as the engine gives them; position: of the token to be chosen.  *logprob: natural, of the untempered
  * distribution. */
-uint32_t sample_token(struct sampler *s, const struct sample_params *p, const float *logits, uint32_t argmax, float lse,
+uint32_t sample_token(struct sampler *s, const struct sample_params *p, const float *logits, uint32_t argmax, double lse,
 	uint64_t position, double *logprob);
 
 #endif

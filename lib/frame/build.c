@@ -1,4 +1,4 @@
-/* Building meta maps: msgpack-c's packer into a buffer of key-value pairs; the writer puts the map's header in front. */
+/* Building meta maps: msgpack-c's packer into a buffer of key-value pairs; the writer puts the header in front. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,10 +1,11 @@
 /*
  * DSF1 frames: reading and writing them on a file descriptor.  The layout is documented in ds-frame(5).
  *
- * A reader is a state machine that never asks for more bytes than it needs next, so that the payload of a frame is read
- * straight into the memory its user chose when the head arrived; it works on blocking and non-blocking descriptors alike.
- * A writer gathers head, meta and payload into writev(2) and copies nothing, except what a non-blocking descriptor
- * does not take at once: that is queued, and the caller is told how much waits.
+ * A reader is a state machine that never asks for more bytes than it needs next, so that the payload of a frame is
+ * read straight into the memory its user chose when the head arrived; it works on blocking and non-blocking
+ * descriptors alike.
+ * A writer gathers head, meta and payload into writev(2) and copies nothing, except what a non-blocking descriptor does
+ * not take at once: that is queued, and the caller is told how much waits.
  * Readers and writers are not thread-safe; distinct ones are independent.
  */
 #ifndef DS_FRAME_FRAME_H
@@ -43,7 +44,7 @@ struct frame {
 	struct meta meta;         /* read-only view; valid until the next frame_reader_next */
 	const uint8_t *meta_raw;  /* packed map, to forward; padding included */
 	uint32_t meta_len;
-	uint8_t *data;            /* payload, NULL until it is complete; in the reader's memory or where frame_reader_into sent it */
+	uint8_t *data;            /* payload, NULL until complete; the reader's memory or as frame_reader_into said */
 	uint64_t number;          /* 0, 1, ... within the stream, for messages */
 	uint64_t offset;          /* of the frame's first byte within the stream */
 };
@@ -82,22 +83,25 @@ enum frame_event {
 
 struct frame_reader;
 
-/* name: for messages ("<stdin>", a path, an address), copied.  max_data: largest payload accepted (0: 256 MiB).  The reader does
- * not close fd. */
+/* name: for messages ("<stdin>", a path, an address), copied.  max_data: largest payload accepted (0: 256 MiB).  The
+ * reader does not close fd. */
 int frame_reader_new(struct frame_reader **r, int fd, const char *name, uint64_t max_data, struct ds_err *err);
 void frame_reader_free(struct frame_reader *r);
 
-/* Moves on to the next event.  *f stays valid until the call after FRAME_BODY.  Errors name the frame number, stream and byte offset:
- * DS_DATA for bad bytes, CRC, END counts that differ and for end of input without END (truncation); DS_PROTO for another magic
- * version; an unknown type or flag without the droppable flag is DS_DATA, with it the frame is skipped inside.  After an error, every further
- * call gives the same error.  zstd payloads are decompressed here, so that data and data_len are those of the plain payload. */
+/* Moves on to the next event.  *f stays valid until the call after FRAME_BODY.  Errors name the frame number, stream
+ * and byte offset: DS_DATA for bad bytes, CRC, END counts that differ and for end of input without END (truncation);
+ * DS_PROTO for another magic version; an unknown type or flag without the droppable flag is DS_DATA, with it the
+ * frame is skipped inside.  After an error, every further call gives the same error.  zstd payloads are decompressed
+ * here, so that data and data_len are those of the plain payload. */
 int frame_reader_next(struct frame_reader *r, enum frame_event *ev, struct frame **f, struct ds_err *err);
-/* After FRAME_HEAD and before the next call: the payload's data_len bytes go to dst (which must stay valid until FRAME_BODY). */
+/* After FRAME_HEAD and before the next call: the payload's data_len bytes go to dst (which must stay valid until
+ * FRAME_BODY). */
 void frame_reader_into(struct frame_reader *r, void *dst);
 /* True when nothing was read yet of a next frame (a cut here is clean only after END). */
 bool frame_reader_idle(const struct frame_reader *r);
 bool frame_reader_ended(const struct frame_reader *r); /* END was read */
-/* For blocking descriptors within a poll loop: ask poll(2) before each read(2) and give FRAME_AGAIN instead of waiting. */
+/* For blocking descriptors within a poll loop: ask poll(2) before each read(2) and give FRAME_AGAIN instead of
+ * waiting. */
 void frame_reader_polled(struct frame_reader *r, bool on);
 uint64_t frame_reader_bytes(const struct frame_reader *r); /* read so far: tells a silent peer from a slow one */
 
@@ -108,12 +112,13 @@ struct frame_writer;
 int frame_writer_new(struct frame_writer **w, int fd, const char *name, struct ds_err *err);
 void frame_writer_free(struct frame_writer *w);
 
-/* Sends one frame; the writer numbers it.  meta: a finished builder's bytes (NULL: empty map); the writer adds padding ("_").  The payload is the
- * concatenation of iov[0..n), zero-padded to 64.  With `hash`, "xxh" is added to meta.  DS_IO (DS_SIGPIPE for EPIPE) on failure, also sticky. */
+/* Sends one frame; the writer numbers it.  meta: a finished builder's bytes (NULL: empty map); the writer adds padding
+ * ("_").  The payload is the concatenation of iov[0..n), zero-padded to 64.  With `hash`, "xxh" is added to meta.  With
+ * FRAME_ZSTD the payload is compressed here; the hash is that of the plain one.  DS_IO (DS_SIGPIPE for EPIPE) on
+ * failure, also sticky. */
 int frame_write(struct frame_writer *w, unsigned type, unsigned flags, uint64_t stream, const struct meta_builder *meta,
 	const struct iovec *iov, int n, bool hash, struct ds_err *err);
-/* Forwards a frame as it came (meta_raw and data kept, numbered anew).  With FRAME_ZSTD in frame_write's flags the payload is
- * compressed here; a hash is that of the plain payload. */
+/* Forwards a frame as it came (meta_raw and data kept, numbered anew). */
 int frame_forward(struct frame_writer *w, const struct frame *f, struct ds_err *err);
 /* The END frame with its counts; nothing may follow. */
 int frame_write_end(struct frame_writer *w, struct ds_err *err);

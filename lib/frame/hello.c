@@ -30,6 +30,8 @@ void hello_put(struct meta_builder *b, const struct hello *h)
 	meta_put_uint(b, "mtp", h->mtp);
 	meta_put_uint(b, "rank", h->rank);
 	meta_put_uint(b, "world", h->world ? h->world : 1);
+	if (h->elsewhere)
+		meta_put_bool(b, "elsewhere", true);
 	put_text(b, "via", h->via);
 }
 
@@ -67,7 +69,8 @@ int hello_get(const struct frame *f, struct hello *h, struct ds_err *err)
 		{ "quant", h->quant, sizeof h->quant }, { "via", h->via, sizeof h->via },
 	};
 	struct { const char *key; uint64_t *dst; } numbers[] = {
-		{ "minor", &h->minor }, { "vocab", &h->vocab }, { "mtp", &h->mtp }, { "rank", &h->rank }, { "world", &h->world },
+		{ "minor", &h->minor }, { "vocab", &h->vocab }, { "mtp", &h->mtp },
+		{ "rank", &h->rank }, { "world", &h->world },
 	};
 
 	memset(h, 0, sizeof *h);
@@ -81,6 +84,8 @@ int hello_get(const struct frame *f, struct hello *h, struct ds_err *err)
 	for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
 		if (meta_uint(f->meta, numbers[i].key, numbers[i].dst) == META_TYPE)
 			return bad(numbers[i].key, err);
+	if (meta_bool(f->meta, "elsewhere", &h->elsewhere) == META_TYPE)
+		return bad("elsewhere", err);
 	if (h->rank >= h->world)
 		return bad("rank", err);
 	return get_kv(f->meta, h, err);

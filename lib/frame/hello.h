@@ -20,12 +20,14 @@ struct hello {
 	uint64_t vocab;       /* 0 unknown */
 	uint64_t mtp;         /* MTP layers in use */
 	uint64_t rank, world; /* 0 of 1 */
+	bool elsewhere;       /* no answers come back on this connection: they go where the program was told (-l with -o) */
 	char via[512];        /* programs the stream came through, comma-separated: "ds-token/0.1,ds-prefill/0.1" */
 };
 
 void hello_put(struct meta_builder *b, const struct hello *h);
 int hello_get(const struct frame *f, struct hello *h, struct ds_err *err);
-/* Compares what both sides state (empty or 0 on either side: not compared): model, vocab, quant, kv.  DS_PROTO with both values in the text. */
+/* Compares what both sides state (empty or 0 on either side: not compared): model, vocab, quant, kv.  DS_PROTO with
+ * both values in the text. */
 int hello_check(const struct hello *mine, const struct hello *theirs, const char *peer, struct ds_err *err);
 /* Appends "program/version" to via; the oldest entries give way when it is full. */
 void hello_via(struct hello *h, const char *program, const char *version);

@@ -1,9 +1,9 @@
 /*
- * The meta map of a frame: msgpack-c behind a bounded walk of our own (depth <= 8, at most 1 MiB, no array or map with more
- * elements than bytes left, UTF-8 strings, string keys in maps), read through type-checked getters.
+ * The meta map of a frame: msgpack-c behind a bounded walk of our own (depth <= 8, at most 1 MiB, no array or map
+ * with more elements than bytes left, UTF-8 strings, string keys in maps), read through type-checked getters.
  *
- * Getters: META_OK, META_ABSENT (also for nil) or META_TYPE (there, but of another type or out of range), so that callers
- * tell "not said" from "said wrongly".
+ * Getters: META_OK, META_ABSENT (also for nil) or META_TYPE (there, but of another type or out of range), so that
+ * callers tell "not said" from "said wrongly".
  */
 #ifndef DS_FRAME_META_H
 #define DS_FRAME_META_H
@@ -30,7 +30,8 @@ enum meta_result meta_int(struct meta m, const char *key, int64_t *v);
 enum meta_result meta_real(struct meta m, const char *key, double *v);  /* floats and integers */
 enum meta_result meta_bool(struct meta m, const char *key, bool *v);
 enum meta_result meta_str(struct meta m, const char *key, const char **s, size_t *n); /* not NUL-terminated */
-enum meta_result meta_cstr(struct meta m, const char *key, char *dst, size_t cap);    /* copied; too long or with NUL: META_TYPE */
+/* Copied; too long or with NUL: META_TYPE. */
+enum meta_result meta_cstr(struct meta m, const char *key, char *dst, size_t cap);
 enum meta_result meta_map(struct meta m, const char *key, struct meta *v);
 enum meta_result meta_array(struct meta m, const char *key, struct meta *v, size_t *n);
 
@@ -64,10 +65,11 @@ void meta_put_cstr(struct meta_builder *b, const char *key, const char *s);
 void meta_put_map(struct meta_builder *b, const char *key);
 void meta_put_array(struct meta_builder *b, const char *key);
 void meta_put_end(struct meta_builder *b);      /* closes the innermost map or array */
-/* Copies every key of m except "_", "xxh", "tensors" and those in `skip` (NULL-terminated list, or NULL): unknown keys travel on. */
+/* Copies every key of m except "_", "xxh", "tensors" and those in `skip` (NULL-terminated list, or NULL): unknown
+ * keys travel on. */
 void meta_put_all(struct meta_builder *b, struct meta m, const char *const *skip);
 /* One row of "tensors"; rows must be put one after the other.  dims: axis names, "layer,token,dim". */
-void meta_put_tensor(struct meta_builder *b, const char *name, enum dtype type, const char *dims, const uint64_t *shape, size_t ndim,
-	uint64_t offset, const char *scale);
+void meta_put_tensor(struct meta_builder *b, const char *name, enum dtype type, const char *dims,
+	const uint64_t *shape, size_t ndim, uint64_t offset, const char *scale);
 
 #endif

@@ -87,7 +87,8 @@ void frame_reader_free(struct frame_reader *r)
 }
 
 /* Every error names where it is (byte: of the frame's start, or where the input ended) and stays. */
-static __attribute__((format(printf, 4, 5))) int bad_at(struct frame_reader *r, uint64_t byte, int code, const char *fmt, ...)
+static __attribute__((format(printf, 4, 5)))
+int bad_at(struct frame_reader *r, uint64_t byte, int code, const char *fmt, ...)
 {
 	char why[600];
 	va_list ap;
@@ -217,8 +218,10 @@ static int parse_head(struct frame_reader *r)
 	if (h[0] != 0x9a || h[1] != 0xa4 || memcmp(h + 2, "DSF", 3) != 0)
 		return bad(r, DS_DATA, "no DSF1 frame begins here");
 	if (h[5] != '1')
-		return bad(r, DS_PROTO, "format version '%c' where this program speaks 1", h[5] > 32 && h[5] < 127 ? h[5] : '?');
-	if (h[6] != 0xcc || h[8] != 0xcd || h[11] != 0xcf || h[20] != 0xcf || h[29] != 0xce || h[34] != 0xce || h[39] != 0xce)
+		return bad(r, DS_PROTO, "format version '%c' where this program speaks 1",
+			h[5] > 32 && h[5] < 127 ? h[5] : '?');
+	if (h[6] != 0xcc || h[8] != 0xcd || h[11] != 0xcf || h[20] != 0xcf || h[29] != 0xce || h[34] != 0xce ||
+		h[39] != 0xce)
 		return bad(r, DS_DATA, "the head is damaged");
 	r->f.type = h[7];
 	r->f.flags = get_be16(h + 9);
@@ -229,7 +232,8 @@ static int parse_head(struct frame_reader *r)
 	if (meta_len < 1 || meta_len > FRAME_META_MAX)
 		return bad(r, DS_DATA, "meta of %u bytes, the limit is %d", meta_len, FRAME_META_MAX);
 	if (r->wire_len > r->max)
-		return bad(r, DS_DATA, "payload of %u bytes, the limit is %" PRIu64 " (--max-frame)", r->wire_len, r->max);
+		return bad(r, DS_DATA, "payload of %u bytes, the limit is %" PRIu64 " (--max-frame)", r->wire_len,
+			r->max);
 	if (r->meta_cap < (size_t)meta_len + FRAME_BIN_BYTES) {
 		free(r->meta);
 		r->meta_cap = round_up((size_t)meta_len + FRAME_BIN_BYTES, 4096);
@@ -342,8 +346,10 @@ static int check_end(struct frame_reader *r)
 	if (meta_uint(r->f.meta, "frames", &frames) != META_OK || meta_uint(r->f.meta, "bytes", &bytes) != META_OK)
 		return bad(r, DS_DATA, "an end frame without its counts");
 	if (frames != r->f.number || bytes != offset)
-		return bad(r, DS_DATA, "the end frame counts %" PRIu64 " frames and %" PRIu64 " bytes, here are %" PRIu64
-			" and %" PRIu64, frames, bytes, r->f.number, offset);
+		return bad(r, DS_DATA,
+			"the end frame counts %" PRIu64 " frames and %" PRIu64 " bytes, here are %" PRIu64
+			" and %" PRIu64,
+			frames, bytes, r->f.number, offset);
 	r->ended = true;
 	return 0;
 }

@@ -36,7 +36,8 @@ static const char *read_shape(struct meta row, struct frame_tensor *t, uint64_t 
 	struct meta dims, shape;
 	size_t ndims, nshape;
 
-	if (meta_at_array(row, ROW_DIMS, &dims, &ndims) != META_OK || meta_at_array(row, ROW_SHAPE, &shape, &nshape) != META_OK)
+	if (meta_at_array(row, ROW_DIMS, &dims, &ndims) != META_OK ||
+		meta_at_array(row, ROW_SHAPE, &shape, &nshape) != META_OK)
 		return "its axes or its shape are no array";
 	if (ndims != nshape)
 		return "its shape and its axis names differ in number";
@@ -69,7 +70,8 @@ static const char *read_row(const struct frame *f, struct meta row, struct frame
 	why = read_shape(row, t, &bytes);
 	if (why)
 		return why;
-	if (meta_at_uint(row, ROW_OFFSET, &t->offset) != META_OK || meta_at_uint(row, ROW_NBYTES, &t->nbytes) != META_OK)
+	if (meta_at_uint(row, ROW_OFFSET, &t->offset) != META_OK ||
+		meta_at_uint(row, ROW_NBYTES, &t->nbytes) != META_OK)
 		return "its offset or its size is no whole number";
 	if (bytes != t->nbytes)
 		return "its size does not follow from its shape";
@@ -78,7 +80,8 @@ static const char *read_row(const struct frame *f, struct meta row, struct frame
 	if (t->offset % dtype_size(t->type))
 		return "its offset is not aligned";
 	t->scale[0] = 0;
-	if (meta_at_str(row, ROW_SCALE, &scale, &n) != META_ABSENT && !at_cstr(row, ROW_SCALE, t->scale, sizeof t->scale))
+	if (meta_at_str(row, ROW_SCALE, &scale, &n) != META_ABSENT &&
+		!at_cstr(row, ROW_SCALE, t->scale, sizeof t->scale))
 		return "the name of its scales is no short string";
 	return NULL;
 }
@@ -98,7 +101,8 @@ int frame_tensor_at(const struct frame *f, size_t i, struct frame_tensor *t, str
 	if (!why)
 		return 0;
 	if (t->name[0])
-		return err_set(err, DS_DATA, "frame %llu: tensor %zu, '%s': %s", (unsigned long long)f->number, i, t->name, why);
+		return err_set(err, DS_DATA, "frame %llu: tensor %zu, '%s': %s", (unsigned long long)f->number, i,
+			t->name, why);
 	return bad_row(f, i, why, err);
 }
 
@@ -132,7 +136,8 @@ int frame_check_payload(const struct frame *f, struct ds_err *err)
 	}
 	is = XXH3_64bits(f->data ? (const void *)f->data : "", f->data_len);
 	if (is != said)
-		return err_set(err, DS_DATA, "frame %llu, stream %016llx, byte %llu: payload hash is %016llx, the frame says %016llx",
+		return err_set(err, DS_DATA,
+			"frame %llu, stream %016llx, byte %llu: payload hash is %016llx, the frame says %016llx",
 			(unsigned long long)f->number, (unsigned long long)f->stream, (unsigned long long)f->offset,
 			(unsigned long long)is, (unsigned long long)said);
 	return 0;

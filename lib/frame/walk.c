@@ -1,6 +1,6 @@
 /*
- * The bounded walk over a packed map, before a general parser sees it: msgpack-c takes the element counts that it reads at their
- * word and would reserve gigabytes for five bytes.
+ * The bounded walk over a packed map, before a general parser sees it: msgpack-c takes the element counts that it
+ * reads at their word and would reserve gigabytes for five bytes.
  */
 #include <string.h>
 

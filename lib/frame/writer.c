@@ -13,7 +13,8 @@ enum {
 	ZSTD_LEVEL = 1,         /* faster than most links */
 	PAD_KEY = 2,            /* a1 5f */
 	XXH_BYTES = 1 + 3 + 9,  /* a3 "xxh" cf ........ */
-	ROOM = FRAME_HEAD_BYTES + 5 + XXH_BYTES + PAD_KEY + FRAME_ALIGN + 2 + FRAME_BIN_BYTES, /* all but the builder's bytes */
+	/* all but the builder's bytes */
+	ROOM = FRAME_HEAD_BYTES + 5 + XXH_BYTES + PAD_KEY + FRAME_ALIGN + 2 + FRAME_BIN_BYTES,
 };
 
 struct frame_writer {
@@ -238,7 +239,8 @@ static int need_head(struct frame_writer *w, size_t n, struct ds_err *err)
 	return 0;
 }
 
-/* Meta behind the head's place, padded so that what follows the bin header is aligned; its length is left in *meta_len. */
+/* Meta behind the head's place, padded so that what follows the bin header is aligned; its length is left in
+ * *meta_len. */
 static int put_meta(struct frame_writer *w, const struct meta_builder *meta, const uint64_t *xxh, uint32_t *meta_len,
 	struct ds_err *err)
 {
@@ -250,7 +252,8 @@ static int put_meta(struct frame_writer *w, const struct meta_builder *meta, con
 	if (rc)
 		return rc;
 	if (n > FRAME_META_MAX - ROOM)
-		return err_set(err, DS_DATA, "frame meta of %zu bytes is over the limit of %d", n, FRAME_META_MAX - ROOM);
+		return err_set(err, DS_DATA, "frame meta of %zu bytes is over the limit of %d", n,
+			FRAME_META_MAX - ROOM);
 	rc = need_head(w, n + ROOM, err);
 	if (rc)
 		return rc;

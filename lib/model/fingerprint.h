@@ -7,7 +7,7 @@
 
 #include "model/model.h"
 
-/* Bytes: tensors up to 4 KiB whole, else 64 at the beginning and 64 in the middle.  hex: 33 bytes. */
+/* Bytes: tensors up to 4 KiB whole, else 128 in the middle.  hex: 33 bytes. */
 int fingerprint_quick(const struct model *m, char *hex, struct ds_err *err);
 
 #endif

@@ -415,12 +415,20 @@ static int install(struct maker *m, const char *out)
 	return err_errno(m->err, DS_IO, "cannot rename '%s' to '%s'", m->tmp, out);
 }
 
-/* --force replaces a model or an empty directory, never somebody's home. */
+static bool ends_with(const char *s, const char *end)
+{
+	size_t n = strlen(s), k = strlen(end);
+
+	return n > k && !strcmp(s + n - k, end);
+}
+
+/* --force replaces a directory that has nothing but what a model has, never somebody's work. */
 static int check_old(const struct maker *m, const char *out)
 {
 	struct stat st;
-	char *inside;
-	bool model;
+	struct dirent *e;
+	DIR *d;
+	int rc = 0;
 
 	if (lstat(out, &st) < 0)
 		return 0;
@@ -428,13 +436,16 @@ static int check_old(const struct maker *m, const char *out)
 		return err_set(m->err, DS_USAGE, "cannot make '%s': it exists; --force replaces it", out);
 	if (!S_ISDIR(st.st_mode))
 		return err_set(m->err, DS_USAGE, "cannot make '%s': it is there and no directory", out);
-	if (asprintf(&inside, "%s/config.json", out) < 0)
-		return err_nomem(m->err, strlen(out) + 16, "a path");
-	model = access(inside, F_OK) == 0;
-	free(inside);
-	if (model || rmdir(out) == 0)
-		return 0;
-	return err_set(m->err, DS_USAGE, "cannot replace '%s': it has no config.json, so it is no model", out);
+	d = opendir(out);
+	if (!d)
+		return err_errno(m->err, DS_IO, "cannot read '%s'", out);
+	while (!rc && (e = readdir(d)))
+		if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..") && !ends_with(e->d_name, ".json") &&
+		    !ends_with(e->d_name, ".safetensors"))
+			rc = err_set(m->err, DS_USAGE, "cannot replace '%s': '%s' in it is no part of a model", out,
+				e->d_name);
+	closedir(d);
+	return rc;
 }
 
 static int make_tmp(struct maker *m, const char *out)

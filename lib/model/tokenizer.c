@@ -34,21 +34,26 @@ void ids_free(struct ids *ids)
 
 /* ---- tokens by id and by content ---- */
 
-static uint32_t *name_slot(const struct tokenizer *t, const char *s, size_t n)
+/* The slot of a content, or the free one where it would go.  A part of the hash beside the id tells most others apart at once. */
+static struct token_name *name_slot(const struct tokenizer *t, const char *s, size_t n, uint32_t *tag)
 {
-	size_t i = (size_t)XXH3_64bits(s, n) & t->names_mask;
+	uint64_t hash = XXH3_64bits(s, n);
+	size_t i = (size_t)hash & t->names_mask;
 
-	for (; t->names[i] != NO_ID; i = (i + 1) & t->names_mask) {
-		const struct token_text *k = &t->tokens[t->names[i]];
-		if (k->name_len == n && !memcmp(t->arena.p + k->name_off, s, n))
-			break;
+	*tag = (uint32_t)(hash >> 32);
+	for (; t->names[i].id != NO_ID; i = (i + 1) & t->names_mask) {
+		const struct token_text *k = &t->tokens[t->names[i].id];
+		if (t->names[i].tag == *tag && k->name_len == n && !memcmp(t->arena.p + k->name_off, s, n))
+			return &t->names[i];
 	}
 	return &t->names[i];
 }
 
 static uint32_t name_id(const struct tokenizer *t, const char *s, size_t n)
 {
-	return t->names ? *name_slot(t, s, n) : NO_ID;
+	uint32_t tag;
+
+	return t->names ? name_slot(t, s, n, &tag)->id : NO_ID;
 }
 
 int64_t tokenizer_id(const struct tokenizer *t, const char *token)
@@ -112,7 +117,9 @@ static int tokens_reserve(struct tokenizer *t, size_t n, struct ds_err *err)
 /* A new token; the caller has checked that neither its id nor its content is taken. */
 static int put_token(struct tokenizer *t, const char *s, size_t n, uint32_t id, bool added, struct ds_err *err)
 {
+	struct token_name *slot;
 	struct token_text *k;
+	uint32_t tag;
 
 	if (tokens_reserve(t, (size_t)id + 1, err))
 		return err->code;
@@ -131,7 +138,9 @@ static int put_token(struct tokenizer *t, const char *s, size_t n, uint32_t id, 
 		return err_nomem(err, n, "the vocabulary");
 	k->len = added ? k->name_len : (uint32_t)(t->arena.len - k->off);
 	k->known = true;
-	*name_slot(t, s, n) = id;
+	slot = name_slot(t, s, n, &tag);
+	slot->tag = tag;
+	slot->id = id;
 	return 0;
 }
 

@@ -60,8 +60,8 @@ struct tokenizer {
 	struct token_text *tokens; /* [n], by id */
 	size_t n, cap;
 	struct buf arena;
-	uint32_t *names;           /* content -> id: open addressing, [names_mask + 1], UINT32_MAX: free */
-	size_t names_mask, named;
+	struct token_name { uint32_t id, tag; } *names; /* content -> id: open addressing, [names_mask + 1]; id UINT32_MAX: free */
+	size_t names_mask;
 	struct bpe bpe;
 	bool ignore_merges;        /* a piece that is a token as a whole is not merged up */
 	struct added_set raw, normal; /* added tokens, "normalized": false and true: the first are looked for first */

@@ -4,78 +4,72 @@
 #include "model/checkpoint.h"
 #include "model/model.h"
 
-/* Index of the first value that is NaN or infinite, or n.  Blocks are tested as a whole, so that the loop vectorises.
- */
-static size_t bad16(const unsigned char *p, size_t n, uint16_t exponent)
-{
-	for (size_t i = 0; i < n;) {
-		size_t k = n - i < 1024 ? n - i : 1024;
-		uint16_t h[1024];
-		unsigned bad = 0;
+/* How a type says NaN or infinity: all bits of `ones` set (E4M3 has one NaN, 0x7f, and no infinity).  Lanes fill 64
+ * bits. */
+struct lanes {
+	uint64_t ones, most, top; /* per lane: the bits, everything but the top bit, the top bit */
+};
 
-		memcpy(h, p + 2 * i, 2 * k);
-		for (size_t j = 0; j < k; j++)
-			bad |= (h[j] & exponent) == exponent;
-		for (size_t j = 0; bad && j < k; j++)
-			if ((h[j] & exponent) == exponent)
-				return i + j;
-		i += k;
+static const struct lanes *lanes_of(enum dtype t)
+{
+	static const struct lanes f32 = { 0x7f8000007f800000, 0x7fffffff7fffffff, 0x8000000080000000 };
+	static const struct lanes bf16 = { 0x7f807f807f807f80, 0x7fff7fff7fff7fff, 0x8000800080008000 };
+	static const struct lanes f16 = { 0x7c007c007c007c00, 0x7fff7fff7fff7fff, 0x8000800080008000 };
+	static const struct lanes f8 = { 0x7f7f7f7f7f7f7f7f, 0x7f7f7f7f7f7f7f7f, 0x8080808080808080 };
+
+	switch (t) {
+	case DT_F32: return &f32;
+	case DT_BF16: return &bf16;
+	case DT_F16: return &f16;
+	case DT_F8_E4M3: return &f8;
+	default: return NULL;
 	}
-	return n;
 }
 
-static size_t bad32(const unsigned char *p, size_t n)
+/* Eight bytes at a time: (bits xor ones) is 0 in a bad lane only, and adding `most` sets the top bit of every other
+ * lane; no lane's sum reaches the next. */
+static bool all_finite(const unsigned char *p, size_t n, const struct lanes *l)
 {
-	for (size_t i = 0; i < n;) {
-		size_t k = n - i < 1024 ? n - i : 1024;
-		uint32_t w[1024];
-		unsigned bad = 0;
+	uint64_t ok = l->top, w;
 
-		memcpy(w, p + 4 * i, 4 * k);
-		for (size_t j = 0; j < k; j++)
-			bad |= (w[j] & 0x7f800000u) == 0x7f800000u;
-		for (size_t j = 0; bad && j < k; j++)
-			if ((w[j] & 0x7f800000u) == 0x7f800000u)
-				return i + j;
-		i += k;
+	for (; n >= 8; n -= 8, p += 8) {
+		memcpy(&w, p, 8);
+		ok &= ((w & l->ones) ^ l->ones) + l->most;
 	}
-	return n;
+	w = 0;
+	memcpy(&w, p, n);
+	ok &= ((w & l->ones) ^ l->ones) + l->most;
+	return ok == l->top;
 }
 
-static size_t bad8(const unsigned char *p, size_t n)
+/* Index of the first value that is not finite, or the number of values. */
+static size_t first_bad(const struct st_tensor *t)
 {
-	for (size_t i = 0; i < n;) {
-		size_t k = n - i < 4096 ? n - i : 4096;
-		unsigned char bad = 0;
+	const struct lanes *l = lanes_of(t->type);
+	size_t size = dtype_size(t->type), n = t->bytes / size, chunk = 65536;
 
-		for (size_t j = 0; j < k; j++)
-			bad |= (p[i + j] & 0x7f) == 0x7f;
-		for (size_t j = 0; bad && j < k; j++)
-			if ((p[i + j] & 0x7f) == 0x7f)
-				return i + j;
-		i += k;
+	for (size_t at = 0; l && at < t->bytes; at += chunk) {
+		size_t bytes = t->bytes - at < chunk ? t->bytes - at : chunk;
+
+		if (all_finite(t->data + at, bytes, l))
+			continue;
+		for (size_t i = at / size; i < (at + bytes) / size; i++)
+			if (!all_finite(t->data + i * size, size, l))
+				return i;
 	}
 	return n;
-}
-
-static size_t first_bad(const struct st_tensor *t, size_t n)
-{
-	switch (t->type) {
-	case DT_F32: return bad32(t->data, n);
-	case DT_BF16: return bad16(t->data, n, 0x7f80);
-	case DT_F16: return bad16(t->data, n, 0x7c00);
-	case DT_F8_E4M3: return bad8(t->data, n);
-	default: return n;
-	}
 }
 
 int model_verify(const struct model *m, struct ds_err *err)
 {
 	for (size_t i = 0; i < m->files->count; i++) {
 		const struct ckpt_tensor *e = m->files->order[i];
-		size_t n = e->used ? e->t->bytes / dtype_size(e->t->type) : 0, at = first_bad(e->t, n);
+		size_t at;
 
-		if (at < n)
+		if (!e->used)
+			continue;
+		at = first_bad(e->t);
+		if (at < e->t->bytes / dtype_size(e->t->type))
 			return err_set(err, DS_DATA,
 				"cannot use '%s': tensor '%.*s' has a value that is not finite, at element %zu",
 				e->file->path, (int)e->t->name_len, e->t->name, at);

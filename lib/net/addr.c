@@ -32,7 +32,8 @@ static int parse_unix(const char *path, struct addr *a, struct ds_err *err)
 	size_t n = strlen(path);
 
 	if (n == 0 || n >= sizeof a->path)
-		return err_set(err, DS_USAGE, "the path in address '%s' is empty or longer than %zu bytes", a->text, sizeof a->path - 1);
+		return err_set(err, DS_USAGE, "the path in address '%s' is empty or longer than %zu bytes", a->text,
+			sizeof a->path - 1);
 	memcpy(a->path, path, n + 1);
 	a->kind = ADDR_UNIX;
 	return 0;
@@ -97,7 +98,7 @@ void fd_grow_pipe(int fd)
 	struct stat st;
 
 	if (fstat(fd, &st) == 0 && S_ISFIFO(st.st_mode) && fcntl(fd, F_GETPIPE_SZ) < PIPE_BYTES)
-		fcntl(fd, F_SETPIPE_SZ, PIPE_BYTES); /* refused where the user's pipe pages are used up: slower, not wrong */
+		fcntl(fd, F_SETPIPE_SZ, PIPE_BYTES); /* refused where the user's share is used up: slower, not wrong */
 }
 
 static struct sockaddr_un unix_name(const struct addr *a)
@@ -166,8 +167,8 @@ static bool inherited(int *fd)
 	return true;
 }
 
-/* A socket file that nobody answers at is removed; the directory is locked, so that two that start together do not remove each
- * other's. */
+/* A socket file that nobody answers at is removed; the directory is locked, so that two that start together do not
+ * remove each other's. */
 static int clear_stale(const struct addr *a, const struct sockaddr_un *u, struct ds_err *err)
 {
 	struct stat st;
@@ -241,7 +242,8 @@ static int listen_tcp(const struct addr *a, bool anywhere, int *out, struct ds_e
 	for (ai = list; ai && !anywhere; ai = ai->ai_next)
 		if (!loopback(ai->ai_addr)) {
 			freeaddrinfo(list);
-			return err_set(err, DS_CONFIG, "'%s' is reachable from other machines, without TLS: say --insecure if that is meant",
+			return err_set(err, DS_CONFIG,
+				"'%s' is reachable from other machines, without TLS: say --insecure if that is meant",
 				a->text);
 		}
 	ai = list;
@@ -283,7 +285,8 @@ void addr_local(int fd, char *text, size_t cap)
 
 	*text = 0;
 	if (getsockname(fd, (struct sockaddr *)&sa, &n) || sa.ss_family == AF_UNIX ||
-		getnameinfo((struct sockaddr *)&sa, n, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV))
+		getnameinfo((struct sockaddr *)&sa, n, host, sizeof host, port, sizeof port,
+			NI_NUMERICHOST | NI_NUMERICSERV))
 		return;
 	snprintf(text, cap, sa.ss_family == AF_INET6 ? "tcp:[%s]:%s" : "tcp:%s:%s", host, port);
 }
@@ -364,7 +367,8 @@ int addr_connect(const struct addr *a, int64_t timeout_ns, int *fd, struct ds_er
 		*fd = try_all(a, list, until);
 		if (*fd >= 0)
 			break;
-		if ((errno != ECONNREFUSED && errno != ENOENT && errno != EAGAIN && errno != EINTR) || time_mono_ns() + pause > until) {
+		if ((errno != ECONNREFUSED && errno != ENOENT && errno != EAGAIN && errno != EINTR) ||
+			time_mono_ns() + pause > until) {
 			rc = err_errno(err, DS_UNAVAILABLE, "cannot connect to '%s'", a->text);
 			break;
 		}

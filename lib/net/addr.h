@@ -21,10 +21,12 @@ struct addr {
 };
 
 int addr_parse(const char *text, struct addr *a, struct ds_err *err); /* DS_USAGE */
-/* A listening socket, non-blocking, close-on-exec.  A stale unix socket (nobody answers) is replaced, a live one refused (DS_CONFIG).  A TCP
- * address beyond loopback needs `anywhere` (the operator's explicit word), else DS_CONFIG says so.  LISTEN_FDS and fd:N are taken as they are. */
+/* A listening socket, non-blocking, close-on-exec.  A stale unix socket (nobody answers) is replaced, a live one
+ * refused (DS_CONFIG).  A TCP address beyond loopback needs `anywhere` (the operator's explicit word), else DS_CONFIG
+ * says so.  LISTEN_FDS and fd:N are taken as they are. */
 int addr_listen(const struct addr *a, bool anywhere, int *fd, struct ds_err *err);
-/* A connected non-blocking socket; retries refused or absent addresses until timeout_ns (services start in any order). */
+/* A connected non-blocking socket; retries refused or absent addresses until timeout_ns (services start in any
+ * order). */
 int addr_connect(const struct addr *a, int64_t timeout_ns, int *fd, struct ds_err *err);
 /* Where a TCP socket listens, as an address (port 0 was the kernel's choice); other sockets: "". */
 void addr_local(int fd, char *text, size_t cap);

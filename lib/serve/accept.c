@@ -32,6 +32,7 @@ static void peer_name(const struct stage *st, const struct sockaddr_storage *sa,
 static void take_in(struct stage *st, int fd, const struct sockaddr_storage *sa)
 {
 	char name[300];
+	struct hello hello = st->cfg->hello;
 	struct source *src;
 	struct ds_err err;
 	int on = 1;
@@ -47,7 +48,8 @@ static void take_in(struct stage *st, int fd, const struct sockaddr_storage *sa)
 		return;
 	}
 	log_msg(LOG_DEBUG, "'%s' has connected", name);
-	sink_hello(&src->own, st, &st->cfg->hello);
+	hello.elsewhere = src->answer != &src->own;
+	sink_hello(&src->own, st, &hello);
 }
 
 /* Out of descriptors or memory: trying again at once would spin. */

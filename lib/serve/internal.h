@@ -49,7 +49,9 @@ struct source {
 	char name[300];
 	int fd;
 	bool socket;            /* ours to close, answered on the same descriptor */
-	bool hello_seen, input_done, input_bad, paused, drop, gone, lost, readable;
+	bool hello_seen, input_done, input_bad, paused, drop, gone, readable;
+	bool ends;              /* a file or a pipe: after END its end is waited for */
+	bool tail;              /* END was read from a file or pipe: nothing but its end may follow */
 	struct frame_reader *r; /* NULL: raw */
 	struct sink own, *answer;
 	struct hello hello;
@@ -122,6 +124,7 @@ void peer_close(struct stage *st);
 void peer_read(struct stage *st);
 void peer_turn(struct stage *st);
 void peer_lost(struct stage *st, const struct ds_err *why);
+bool peer_elsewhere(const struct stage *st);
 void peer_hello(struct stage *st, const struct hello *input);
 struct route *route_find(struct stage *st, uint64_t stream);
 struct route *route_add(struct stage *st, uint64_t stream, struct source *src);
@@ -136,6 +139,7 @@ bool sink_full(const struct sink *s);
 int output_open(struct stage *st, struct ds_err *err);
 int output_commit(struct stage *st, struct ds_err *err);       /* everything is written: flush errors, rename */
 void output_discard(struct stage *st);
+void output_release(struct stage *st); /* stdout is complete: its reader may go on while we wait for our input's end */
 void sink_hello(struct sink *s, struct stage *st, const struct hello *h);
 void output_hello(struct stage *st);                           /* once, with what is known */
 void sink_note(struct stage *st, struct sink *s, const struct ds_err *why); /* writing failed */

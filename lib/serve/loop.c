@@ -50,10 +50,12 @@ static void watch_all(struct loop *l)
 	bool down = st->connect && !st->down.lost && !st->down.ended, down_out = down && queued(&st->down.sink);
 
 	watch(&l->p[P_SIGNALS], signals_fd(), st->service, POLLIN);
-	watch(&l->p[P_LISTEN], st->listen_fd, st->listen_fd >= 0 && st->source_count < MAX_SOURCES && st->now >= st->accept_after, POLLIN);
+	watch(&l->p[P_LISTEN], st->listen_fd,
+		st->listen_fd >= 0 && st->source_count < MAX_SOURCES && st->now >= st->accept_after, POLLIN);
 	watch(&l->p[P_DOWN], st->down.sink.fd, down && (down_out || !sink_full(&st->out)),
 		(short)((sink_full(&st->out) ? 0 : POLLIN) | (down_out ? POLLOUT : 0)));
-	watch(&l->p[P_OUT], st->out.fd, st->out.w && (st->out_watch || queued(&st->out)), queued(&st->out) ? POLLOUT : 0);
+	watch(&l->p[P_OUT], st->out.fd, st->out.w && (st->out_watch || queued(&st->out)),
+		queued(&st->out) ? POLLOUT : 0);
 	l->n = 0;
 	for (struct source *src = st->sources; src; src = src->next)
 		watch_source(l, src);
@@ -132,7 +134,8 @@ static void on_signals(struct stage *st)
 		if (sig == SIGUSR1) {
 			print_state(st);
 		} else if (st->draining && !st->down.lost) {
-			err_set(&why, DS_TEMP, "stopped by a second signal, %zu connections were open", st->source_count);
+			err_set(&why, DS_TEMP, "stopped by a second signal, %zu connections were open",
+				st->source_count);
 			stage_abort(st, &why);
 		} else {
 			stage_drain(st);
@@ -232,7 +235,12 @@ static void finish_one(struct stage *st)
 		src->state = src->socket ? SRC_CLOSING : SRC_DEAD;
 		src->close_by = st->now + st->cfg->opt.peer_ns;
 	}
-	st->finished = !queued(&st->out) && src->state == SRC_DEAD;
+	if (queued(&st->out) || src->state != SRC_DEAD)
+		return;
+	if (src->tail)
+		output_release(st);
+	else
+		st->finished = true;
 }
 
 /* A service ends when it drains and the last connection has closed, or when the time for that is over. */

@@ -37,7 +37,8 @@ void sink_note(struct stage *st, struct sink *s, const struct ds_err *why)
 	s->dead = true;
 	if (s == &st->out)
 		stage_abort(st, why);
-	/* a connection's own sink: its source finds it dead at its turn; the downstream peer's: what it said last is read first */
+	/* a connection's own sink: its source finds it dead at its turn; the downstream peer's: what it said last is
+	 * read first */
 }
 
 void sink_hello(struct sink *s, struct stage *st, const struct hello *h)
@@ -64,7 +65,8 @@ void sink_end(struct stage *st, struct sink *s)
 		sink_note(st, s, &err);
 }
 
-/* What the output's hello says: ours, or, where a downstream peer makes the frames, the peer's; via in both cases is the whole way. */
+/* What the output's hello says: ours, or, where a downstream peer makes the frames, the peer's; via in both cases is
+ * the whole way. */
 void output_hello(struct stage *st)
 {
 	struct hello h = st->cfg->hello;
@@ -74,6 +76,7 @@ void output_hello(struct stage *st)
 		return;
 	if (st->connect && st->down.hello_seen)
 		h = st->down.hello;
+	h.elsewhere = false;
 	h.via[0] = 0;
 	if (src && src->hello_seen) {
 		memcpy(h.via, src->hello.via, sizeof h.via);
@@ -190,6 +193,24 @@ int output_commit(struct stage *st, struct ds_err *err)
 	free(st->out_tmp);
 	st->out_tmp = NULL;
 	return 0;
+}
+
+void output_release(struct stage *st)
+{
+	int null;
+	struct ds_err err;
+
+	if (st->out.fd != STDOUT_FILENO || !st->out.w)
+		return;
+	if (output_commit(st, &err)) {
+		stage_abort(st, &err);
+		return;
+	}
+	null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+	if (null >= 0) {
+		dup2(null, STDOUT_FILENO);
+		close(null);
+	}
 }
 
 void output_discard(struct stage *st)

@@ -91,7 +91,7 @@ void routes_orphan(struct source *src)
 
 		if (!r->stream || r->src != src)
 			continue;
-		if (!r->sent) {
+		if (!r->sent || peer_elsewhere(st)) {
 			route_drop(st, r);
 			i--; /* another may have moved here */
 			continue;
@@ -109,6 +109,12 @@ void routes_orphan(struct source *src)
 }
 
 /* ---- the connection ---- */
+
+/* No answers come back from the peer: it writes them to a place of its own. */
+bool peer_elsewhere(const struct stage *st)
+{
+	return st->down.hello_seen && st->down.hello.elsewhere;
+}
 
 int peer_open(struct stage *st, struct ds_err *err)
 {
@@ -188,7 +194,8 @@ static int refused_by_peer(struct stage *st, const struct frame *f, struct ds_er
 
 	if (rc)
 		return rc;
-	return err_set(err, m.code > 0 && m.code < 256 ? (int)m.code : DS_UNAVAILABLE, "'%s' says: %s", st->connect_addr.text, m.text);
+	return err_set(err, m.code > 0 && m.code < 256 ? (int)m.code : DS_UNAVAILABLE, "'%s' says: %s",
+		st->connect_addr.text, m.text);
 }
 
 /* A request failed downstream: in a filter that is the run's outcome too. */
@@ -268,6 +275,20 @@ static int peer_said_hello(struct stage *st, const struct frame *f, struct ds_er
 	return 0;
 }
 
+/* The peer has all and answers elsewhere: nothing is awaited. */
+static int forget_routes(struct stage *st)
+{
+	for (size_t i = 0; i < st->route_cap; i++) {
+		struct route *r = &st->routes[i];
+
+		if (r->stream && r->src && r->sent)
+			r->src->routes--;
+		r->stream = 0;
+	}
+	st->route_count = 0;
+	return 0;
+}
+
 static int peer_said_end(struct stage *st, struct ds_err *err)
 {
 	err_set(err, DS_UNAVAILABLE, "'%s' ended without an answer", st->connect_addr.text);
@@ -275,6 +296,8 @@ static int peer_said_end(struct stage *st, struct ds_err *err)
 	if (!st->down.sink.ended)
 		return err->code; /* before we did: it drains */
 	if (st->sources && st->sources->routes) {
+		if (peer_elsewhere(st))
+			return forget_routes(st);
 		stage_fail(st, err);
 		fail_routes(st, err);
 	}
@@ -295,7 +318,8 @@ void peer_read(struct stage *st)
 	struct frame *f;
 	int rc = 0, frames = 0;
 
-	while (!rc && frames < FRAMES_A_TURN && !st->down.ended && !st->down.lost && !st->stop && !sink_full(&st->out)) {
+	while (!rc && frames < FRAMES_A_TURN && !st->down.ended && !st->down.lost && !st->stop &&
+		!sink_full(&st->out)) {
 		rc = frame_reader_next(st->down.r, &ev, &f, &err);
 		if (frame_reader_bytes(st->down.r) != st->down.progress_bytes) {
 			st->down.progress_bytes = frame_reader_bytes(st->down.r);
@@ -307,8 +331,8 @@ void peer_read(struct stage *st)
 			rc = ev == FRAME_HEAD ? peer_head(st, f, &err) : peer_body(st, f, &err);
 		frames += ev == FRAME_BODY;
 	}
-	if (rc == DS_DATA && frame_reader_idle(st->down.r)) /* cut between two frames: its process ended */
-		err.code = DS_UNAVAILABLE;
+	if (rc == DS_IO) /* the connection was reset: truncation like any other */
+		err.code = DS_DATA;
 	if (rc)
 		peer_lost(st, &err);
 }
@@ -323,8 +347,8 @@ void peer_turn(struct stage *st)
 	if (!st->down.sink.dead && (frame_reader_idle(st->down.r) || sink_full(&st->out))) {
 		st->down.progress_ns = st->now;
 	} else if (st->now - st->down.progress_ns > patience) {
-		err_set(&why, DS_UNAVAILABLE, "'%s' %s", st->connect_addr.text, st->down.sink.dead ? "has closed the connection" :
-			"was silent in the middle of a frame");
+		err_set(&why, DS_UNAVAILABLE, "'%s' %s", st->connect_addr.text,
+			st->down.sink.dead ? "has closed the connection" : "was silent in the middle of a frame");
 		peer_lost(st, &why);
 	}
 }

@@ -115,7 +115,8 @@ void notify_ready(int64_t ready_fd)
 {
 	if (ready_fd >= 0) {
 		if (write((int)ready_fd, "\n", 1) != 1)
-			log_msg(LOG_WARN, "cannot write to descriptor %d (--ready-fd): %s", (int)ready_fd, strerror(errno));
+			log_msg(LOG_WARN, "cannot write to descriptor %d (--ready-fd): %s", (int)ready_fd,
+				strerror(errno));
 		if (ready_fd > STDERR_FILENO)
 			close((int)ready_fd);
 	}

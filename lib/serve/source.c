@@ -31,8 +31,10 @@ struct source *source_new(struct stage *st, int fd, bool socket, const char *nam
 		free(src);
 		return NULL;
 	}
-	if (src->r && !socket)
-		frame_reader_polled(src->r, fstat(fd, &sb) || !S_ISREG(sb.st_mode));
+	if (src->r && !socket && fstat(fd, &sb) == 0) {
+		frame_reader_polled(src->r, !S_ISREG(sb.st_mode));
+		src->ends = S_ISREG(sb.st_mode) || S_ISFIFO(sb.st_mode);
+	}
 	src->next = st->sources;
 	st->sources = src;
 	st->source_count++;
@@ -62,7 +64,9 @@ bool source_blocked(const struct source *src)
 
 bool source_wants(const struct source *src)
 {
-	return src->state == SRC_OPEN && !src->input_done && !src->paused && !src->st->stop && !source_blocked(src);
+	if (src->tail || src->st->stop)
+		return !src->st->stop;
+	return src->state == SRC_OPEN && !src->input_done && !src->paused && !source_blocked(src);
 }
 
 /* ---- the end of a source ---- */
@@ -95,9 +99,10 @@ void source_fail(struct source *src, const struct ds_err *why)
 {
 	struct stage *st = src->st;
 
-	if (src->input_bad || src->state != SRC_OPEN)
+	if (src->input_bad || (src->state != SRC_OPEN && !src->tail))
 		return;
 	src->input_done = src->input_bad = true;
+	src->tail = false;
 	if (!st->service) { /* what came whole is still answered */
 		stage_fail(st, why);
 		return;
@@ -148,12 +153,11 @@ static int on_head(struct source *src, struct frame *f, struct ds_err *err)
 	void *dst = NULL;
 	int rc = 0;
 
-	if (!src->hello_seen || f->type == FRAME_HELLO || f->type == FRAME_END) {
-		if ((f->type == FRAME_HELLO) == src->hello_seen && f->type != FRAME_END)
-			return err_set(err, DS_DATA, "'%s': %s", src->name, src->hello_seen ? "a second hello frame" :
-				"the stream does not begin with hello");
+	if ((f->type == FRAME_HELLO) == src->hello_seen)
+		return err_set(err, DS_DATA, "'%s': %s", src->name, src->hello_seen ? "a second hello frame" :
+			"the stream does not begin with hello");
+	if (f->type == FRAME_HELLO || f->type == FRAME_END)
 		return 0;
-	}
 	src->drop = refused(src, f);
 	if (!src->drop && src->st->ops->head)
 		rc = src->st->ops->head(src->st->cfg->ctx, src, f, &dst, err);
@@ -188,7 +192,8 @@ static int on_body(struct source *src, struct frame *f, struct ds_err *err)
 		return on_hello(src, f, err);
 	if (f->type == FRAME_END) {
 		src->input_done = true;
-		return src->hello_seen ? 0 : err_set(err, DS_DATA, "'%s': the stream does not begin with hello", src->name);
+		src->tail = src->ends;
+		return 0; /* the head was refused if hello is missing */
 	}
 	if (src->drop) {
 		refuse(src, f);
@@ -218,12 +223,14 @@ static int read_frames(struct source *src, struct ds_err *err)
 	struct frame *f;
 	int rc = 0, frames = 0;
 
-	while (!rc && frames < FRAMES_A_TURN && frame_reader_bytes(src->r) - start < BYTES_A_TURN && source_wants(src)) {
+	while (!rc && frames < FRAMES_A_TURN && frame_reader_bytes(src->r) - start < BYTES_A_TURN &&
+		source_wants(src)) {
 		rc = frame_reader_next(src->r, &ev, &f, err);
 		if (frame_reader_bytes(src->r) != src->progress_bytes) {
 			src->progress_bytes = frame_reader_bytes(src->r);
 			src->progress_ns = src->st->now;
 		}
+		src->tail = src->tail && ev != FRAME_EOF;
 		if (rc || ev == FRAME_AGAIN || ev == FRAME_EOF)
 			break;
 		rc = ev == FRAME_HEAD ? on_head(src, f, err) : on_body(src, f, err);
@@ -312,7 +319,7 @@ static void finish(struct source *src)
 	struct stage *st = src->st;
 	bool idle = st->draining && !src->readable && src->r && frame_reader_idle(src->r);
 
-	if ((!src->input_done && !idle) || src->holds || src->routes)
+	if ((!src->input_done && !idle) || src->holds || (src->routes && !peer_elsewhere(st)))
 		return;
 	sink_end(st, &src->own);
 	source_end(src, true);

@@ -77,8 +77,8 @@ static struct sink *sink_for(struct source *src, uint64_t stream)
 	return s;
 }
 
-int stage_send(struct source *src, unsigned type, uint64_t stream, const struct meta_builder *meta, const struct iovec *iov, int n,
-	bool hash)
+int stage_send(struct source *src, unsigned type, uint64_t stream, const struct meta_builder *meta,
+	const struct iovec *iov, int n, bool hash)
 {
 	struct sink *s = sink_for(src, stream);
 	struct ds_err err;
@@ -208,7 +208,8 @@ static int open_listener(struct stage *st, struct ds_err *err)
 	if (rc)
 		return rc;
 	addr_local(st->listen_fd, at, sizeof at);
-	log_msg(st->listen_addr.kind == ADDR_TCP && strcmp(st->listen_addr.port, "0") == 0 ? LOG_WARN : LOG_INFO, "listening at '%s'",
+	log_msg(st->listen_addr.kind == ADDR_TCP && strcmp(st->listen_addr.port, "0") == 0 ? LOG_WARN : LOG_INFO,
+		"listening at '%s'",
 		*at ? at : st->listen_addr.text); /* a port of the kernel's choice must be told */
 	return 0;
 }

@@ -1,14 +1,16 @@
 /*
- * What all programs that frames pass through share: where frames come from and go to, the loop that moves them, readiness, drain.
+ * What all programs that frames pass through share: where frames come from and go to, the loop that moves them,
+ * readiness, drain.
  *
  *   filter   reads stdin or --input, writes stdout or --output
- *   -c ADDR  what would go to the output goes to ADDR instead; what comes back from there goes to the output (or to the client that the
- *            stream id belongs to).  A stream is open from its request (or the first frame sent for it) until DONE, ERROR or PREFILLED
- *            comes back
- *   -l ADDR  a service: each connection is a source, answered on the same connection; with -o FILE it takes one stream and ends
+ *   -c ADDR  what would go to the output goes to ADDR instead; what comes back from there goes to the output (or to
+ * the client that the stream id belongs to).  A stream is open from its request (or the first frame sent for it)
+ * until DONE, ERROR or PREFILLED comes back -l ADDR  a service: each connection is a source, answered on the same
+ * connection; with -o FILE it takes one stream and ends
  *
- * One thread: the loop polls the descriptors, hands complete frames to the program's callbacks, and calls `step` when the program said
- * that there is work.  Back-pressure: a source is not read while its output queue is over its limit or while the program holds it back.
+ * One thread: the loop polls the descriptors, hands complete frames to the program's callbacks, and calls `step` when
+ * the program said that there is work.  Back-pressure: a source is not read while its output queue is over its limit
+ * or while the program holds it back.
  */
 #ifndef DS_SERVE_STAGE_H
 #define DS_SERVE_STAGE_H
@@ -32,35 +34,49 @@ struct stage_options {
 
 /* The rows of an option table for these, ready to be pasted in front of a program's own. */
 #define STAGE_OPTIONS(o) \
-	{ .name = "input", .letter = 'i', .arg = "FILE", .help = "read frames from FILE ('-': stdin)", .def = "-", .type = OPT_STR, .dst = &(o).input }, \
-	{ .name = "output", .letter = 'o', .arg = "FILE", .help = "write to FILE, renamed when complete ('-': stdout)", .type = OPT_STR, .dst = &(o).output }, \
-	{ .name = "force", .letter = 'f', .help = "overwrite FILE; write binary to a terminal", .type = OPT_FLAG, .dst = &(o).force }, \
-	{ .name = "listen", .letter = 'l', .arg = "ADDR", .help = "serve on unix:PATH, tcp:HOST:PORT or fd:N", .type = OPT_STR, .dst = &(o).listen, .env = true }, \
-	{ .name = "connect", .letter = 'c', .arg = "ADDR", .help = "send the output to ADDR, pass on what comes back", .type = OPT_STR, .dst = &(o).connect, .env = true }, \
-	{ .name = "insecure", .help = "let --listen use a TCP address beyond loopback, without TLS", .type = OPT_FLAG, .dst = &(o).anywhere }, \
-	{ .name = "max-frame", .arg = "SIZE", .help = "largest payload accepted", .def = "256M", .type = OPT_SIZE, .dst = &(o).max_frame, .env = true }, \
-	{ .name = "ready-fd", .arg = "N", .help = "write a newline to descriptor N when serving", .def = "-1", .type = OPT_INT, .dst = &(o).ready_fd, .min = -1, .max = 1 << 20 }, \
-	{ .name = "drain-timeout", .arg = "TIME", .help = "let running work finish this long after SIGTERM", .def = "25s", .type = OPT_TIME, .dst = &(o).drain_ns, .env = true }, \
-	{ .name = "peer-timeout", .arg = "TIME", .help = "drop a peer that is silent in the middle of a frame", .def = "30s", .type = OPT_TIME, .dst = &(o).peer_ns, .env = true }, \
-	{ .name = "log-format", .arg = "text|json", .help = "how messages on stderr are written", .def = "text", .type = OPT_STR, .dst = &(o).log_format, .env = true }
+	{ .name = "input", .letter = 'i', .arg = "FILE", .help = "read frames from FILE ('-': stdin)", .def = "-", \
+	  .type = OPT_STR, .dst = &(o).input }, \
+	{ .name = "output", .letter = 'o', .arg = "FILE", \
+	  .help = "write to FILE, renamed when complete ('-': stdout)", .type = OPT_STR, .dst = &(o).output }, \
+	{ .name = "force", .letter = 'f', .help = "overwrite FILE; write binary to a terminal", \
+	  .type = OPT_FLAG, .dst = &(o).force }, \
+	{ .name = "listen", .letter = 'l', .arg = "ADDR", .help = "serve on unix:PATH, tcp:HOST:PORT or fd:N", \
+	  .type = OPT_STR, .dst = &(o).listen, .env = true }, \
+	{ .name = "connect", .letter = 'c', .arg = "ADDR", .help = "send the output to ADDR, pass on what comes back", \
+	  .type = OPT_STR, .dst = &(o).connect, .env = true }, \
+	{ .name = "insecure", .help = "let --listen use a TCP address beyond loopback, without TLS", \
+	  .type = OPT_FLAG, .dst = &(o).anywhere }, \
+	{ .name = "max-frame", .arg = "SIZE", .help = "largest payload accepted", .def = "256M", \
+	  .type = OPT_SIZE, .dst = &(o).max_frame, .env = true }, \
+	{ .name = "ready-fd", .arg = "N", .help = "write a newline to descriptor N when serving", .def = "-1", \
+	  .type = OPT_INT, .dst = &(o).ready_fd, .min = -1, .max = 1 << 20 }, \
+	{ .name = "drain-timeout", .arg = "TIME", .help = "let running work finish this long after SIGTERM", \
+	  .def = "25s", .type = OPT_TIME, .dst = &(o).drain_ns, .env = true }, \
+	{ .name = "peer-timeout", .arg = "TIME", .help = "drop a peer that is silent in the middle of a frame", \
+	  .def = "30s", .type = OPT_TIME, .dst = &(o).peer_ns, .env = true }, \
+	{ .name = "log-format", .arg = "text|json", .help = "how messages on stderr are written", .def = "text", \
+	  .type = OPT_STR, .dst = &(o).log_format, .env = true }
 
 struct stage_ops {
-	/* A frame's head from src (HELLO and END are handled by the stage).  *dst may be set to memory for its data_len payload bytes.
-	 * A non-zero return refuses the whole source (bad stream). */
+	/* A frame's head from src (HELLO and END are handled by the stage).  *dst may be set to memory for its
+	 * data_len payload bytes. A non-zero return refuses the whole source (bad stream). */
 	int (*head)(void *ctx, struct source *src, struct frame *f, void **dst, struct ds_err *err);
 	/* The complete frame.  Errors that concern one request only are answered with stage_error and return 0. */
 	int (*frame)(void *ctx, struct source *src, struct frame *f, struct ds_err *err);
 	/* Raw input (stage_config.raw_input): bytes as they come; eof: the last call (n may be 0). */
 	int (*raw)(void *ctx, struct source *src, const char *p, size_t n, bool eof, struct ds_err *err);
-	/* Raw output (stage_config.raw_output): instead of head/frame answers being forwarded, the program writes text with stage_write.  With -c
-	 * the frames that come back are given to head and frame (src: whose request they answer). */
-	/* The source is finished or lost: no callback for it follows; requests of a lost source (complete = false) are to be dropped. */
+	/* Raw output (stage_config.raw_output): instead of head/frame answers being forwarded, the program writes
+	 * text with stage_write.  With -c the frames that come back are given to head and frame (src: whose request
+	 * they answer). */
+	/* The source is finished or lost: no callback for it follows; requests of a lost source (complete = false)
+	 * are to be dropped. */
 	void (*gone)(void *ctx, struct source *src, bool complete);
 	/* The peer's HELLO was read and agreed with ours (may be NULL). */
 	int (*hello)(void *ctx, struct source *src, const struct hello *h, struct ds_err *err);
 	/* One step of work, after each round of input; *busy: there is more to do at once (false at first). */
 	int (*step)(void *ctx, bool *busy, struct ds_err *err);
-	/* Draining began: refuse new requests with stage_error(DS_TEMP).  NULL: the stage refuses request frames itself. */
+	/* Draining began: refuse new requests with stage_error(DS_TEMP).  NULL: the stage refuses request frames
+	 * itself. */
 	void (*drain)(void *ctx);
 	/* SIGUSR1: state as JSON to stderr (may be NULL). */
 	void (*state)(void *ctx);
@@ -70,27 +86,32 @@ struct stage_config {
 	struct stage_options opt;
 	const struct stage_ops *ops;
 	void *ctx;
-	struct hello hello;           /* what we state; via is completed from the source's HELLO before the output's HELLO is sent */
+	struct hello hello; /* what we state; via is completed from the source's HELLO before the output's is sent */
 	bool raw_input, raw_output;
 };
 
-/* err->text is empty where everything was said already (an answered request's error, a reader of stdout that has gone): print it only if it is not.
- * The caller has called log_init.  SIGPIPE is ignored from here on.
- * Runs to the end (filter: input's end; service: SIGTERM).  0, or the exit code of the first error: a stream that breaks while others are
- * served does not end a service.  A filter whose input is truncated answers what came whole, writes no END, and gives DS_DATA. */
+/* err->text is empty where everything was said already (an answered request's error, a reader of stdout that has
+ * gone): print it only if it is not. The caller has called log_init.  SIGPIPE is ignored from here on. Runs to the
+ * end (filter: input's end; service: SIGTERM).  0, or the exit code of the first error: a stream that breaks while
+ * others are served does not end a service.  A filter whose input is truncated answers what came whole, writes no
+ * END, and gives DS_DATA. */
 int stage_run(const struct stage_config *cfg, struct ds_err *err);
 
 /* ---- for callbacks ---- */
 
-/* Answers: to where this source's answers go.  Errors of a lost peer are noted by the stage (gone follows); 0 otherwise. */
-int stage_send(struct source *src, unsigned type, uint64_t stream, const struct meta_builder *meta, const struct iovec *iov, int n, bool hash);
+/* Answers: to where this source's answers go.  Errors of a lost peer are noted by the stage (gone follows); 0
+ * otherwise. */
+int stage_send(struct source *src, unsigned type, uint64_t stream, const struct meta_builder *meta,
+	const struct iovec *iov, int n, bool hash);
 int stage_forward(struct source *src, const struct frame *f);
-/* An ERROR frame for one request: code, message, retryable; one line on stderr too.  The run's exit code becomes `code` in a filter. */
+/* An ERROR frame for one request: code, message, retryable; one line on stderr too.  The run's exit code becomes
+ * `code` in a filter. */
 int stage_error(struct source *src, uint64_t stream, bool retryable, const struct ds_err *why);
 /* Raw output, to the output (also with -c). */
 int stage_write(struct source *src, const void *p, size_t n);
-/* The program still has work for src: END goes out only when every hold is released.  Where the input is over, step says that it has nothing to do,
- * nothing is blocked and no answer is awaited from downstream, what is still held came in part only: the source fails with DS_DATA. */
+/* The program still has work for src: END goes out only when every hold is released.  Where the input is over, step
+ * says that it has nothing to do, nothing is blocked and no answer is awaited from downstream, what is still held
+ * came in part only: the source fails with DS_DATA. */
 void source_hold(struct source *src);
 void source_release(struct source *src);
 /* The output of src takes no more now: do not produce for it. */

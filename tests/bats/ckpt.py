@@ -46,7 +46,11 @@ def edit_tensor(to, what, name, value):
             continue
         entry = header[name]
         if what == "drop":
-            del header[name]
+            lo, hi = header.pop(name)["data_offsets"]
+            del data[lo:hi]
+            for other in header.values():
+                if other.get("data_offsets", [0])[0] >= hi:
+                    other["data_offsets"] = [v - (hi - lo) for v in other["data_offsets"]]
             index = os.path.join(to, "model.safetensors.index.json")
             if os.path.exists(index):
                 table = json.load(open(index))

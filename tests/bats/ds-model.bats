@@ -158,7 +158,7 @@ nothing_like() {
 	[ "$old" != "$(ds-model fingerprint "$D/m")" ]
 	mkdir "$D/home"
 	echo precious >"$D/home/file"
-	refused 64 "it has no config.json, so it is no model" ds-model random --like "$LIKE" --layers 2 -f -o "$D/home"
+	refused 64 "'file' in it is no part of a model" ds-model random --like "$LIKE" --layers 2 -f -o "$D/home"
 	[ "$(cat "$D/home/file")" = precious ]
 	echo text >"$D/text"
 	refused 64 "it is there and no directory" ds-model random --like "$LIKE" --layers 2 -f -o "$D/text"

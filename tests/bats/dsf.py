@@ -8,6 +8,7 @@ of the C one.
     dsf.py major STREAM                the stream with a higher format version in every magic
     dsf.py types STREAM                the frames' types, one a line
 """
+import ctypes
 import json
 import struct
 import sys
@@ -17,6 +18,13 @@ import msgpack
 
 TYPES = ["", "hello", "request", "kv", "prefilled", "token", "done", "error", "cancel", "stat", "load", "plan", "store", "tensor",
          "text", "end"]
+
+
+def stream_id(name):
+    """The XXH3-64 of a request's name."""
+    f = ctypes.CDLL("libxxhash.so.0").XXH3_64bits
+    f.restype, f.argtypes = ctypes.c_uint64, [ctypes.c_char_p, ctypes.c_size_t]
+    return f(name.encode(), len(name.encode()))
 
 
 def read_frames(path):
@@ -73,12 +81,13 @@ def requests():
         ids = r.get("ids", r.get("prompt_ids"))
         sampling = {"temperature": 0.0, "logprobs": True, **r.get("sampling", {})}
         payload = struct.pack(f"<{len(ids)}I", *ids)
-        meta = {"id": r.get("id", f"r{n}"), "sampling": sampling, "max_tokens": r.get("max_tokens", 0),
+        name = r.get("id", f"r{n}")
+        meta = {"id": name, "sampling": sampling, "max_tokens": r.get("max_tokens", 0),
                 "tensors": [["tokens", "U32", ["token"], [len(ids)], 0, len(payload), None]]}
         for key in ("ignore_eos", "stop_ids"):
             if key in r:
                 meta[key] = r[key]
-        out.write(2, n, meta, payload)
+        out.write(2, stream_id(name), meta, payload)
     out.end()
 
 

@@ -55,20 +55,35 @@ complain() {
 	each check
 }
 
+# page_options PAGE: the options that a manual page describes, one a line, long ones without their dashes.
+page_options() {
+	awk '/^\.It Fl / {
+		gsub(/\\/, "")
+		for (i = 3; i <= NF; i++) {
+			if ($i == "Ar") { i++; continue }
+			if ($i == "Fl" || $i == ",") continue
+			sub(/^-+/, "", $i)
+			print $i
+		}
+	}' "$1"
+}
+
 @test "every option of the table is in --help and in the manual page, and the page has no other" {
 	check() {
-		local name letter help page=$DS_ROOT/man/$1.1 bad=0 out flags
-		out=$("$1" --help)
+		local name letter help page=$DS_ROOT/man/$1.1 bad=0 out described table
 		[ -f "$page" ] || complain "no page of $1" || return 1
+		out=$("$1" --help)
+		described=$(page_options "$page")
 		while IFS=$'\x1f' read -r name letter _ _ help; do # not a tab: read folds tabs, and with them empty fields
 			[[ $out == *"--$name"* ]] || complain "$1 --help lacks --$name" || bad=1
 			[[ $out == *"$help"* ]] || complain "$1 --help lacks the text of --$name" || bad=1
-			grep -qE -- "Fl (\\\\?-)?\\\\?-$name([ ,]|\$)" "$page" || complain "$page lacks --$name" || bad=1
-			[ -z "$letter" ] || grep -qE -- "^\.It Fl $letter([ ,]|\$)" "$page" || complain "$page lacks -$letter" || bad=1
+			for name in "$name" "$letter"; do
+				[ -z "$name" ] || grep -qxF -- "$name" <<<"$described" || complain "$page lacks '$name'" || bad=1
+			done
 		done < <("$1" --options | tr '\t' '\037')
-		flags=$(grep -oE '^\.It .*' "$page" | grep -oE -- 'Fl (\\?-)\\?-?[a-z][a-z-]*' | sed 's/^Fl //; s/\\//g; s/^-*//' | sort -u)
-		for name in $flags; do
-			"$1" --options | cut -f 1 | grep -qxF -- "$name" || complain "$page describes --$name, which $1 does not have" || bad=1
+		table=$("$1" --options | cut -f 1-2 | tr '\t' '\n')
+		for name in $described; do
+			grep -qxF -- "$name" <<<"$table" || complain "$page describes '$name', which $1 does not have" || bad=1
 		done
 		return "$bad"
 	}

@@ -1,6 +1,6 @@
 /*
- * Frames of 4 MiB from one process to another through a pipe of 1 MiB, beside plain write and read of the same bytes: GB/s and CPU
- * seconds a GB (both processes together).  The goal is 0.8 of the plain rate.
+ * Frames of 4 MiB from one process to another through a pipe of 1 MiB, beside plain write and read of the same bytes:
+ * GB/s and CPU seconds a GB (both processes together).  The goal is 0.8 of the plain rate.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,8 @@ enum { PAYLOAD = 4 << 20, ROUNDS = 5 };
 static uint64_t total = (uint64_t)4 << 30;
 
 enum way { PLAIN, FRAMES, FRAMES_HASH, FRAMES_CHECKED, WAYS };
-static const char *const names[WAYS] = { "plain write and read", "frames", "frames, hashed", "frames, hashed and checked" };
+static const char *const names[WAYS] = { "plain write and read", "frames", "frames, hashed",
+	"frames, hashed and checked" };
 
 static void die(const char *what)
 {
@@ -100,7 +101,8 @@ static double cpu_of(int who)
 	struct rusage u;
 
 	getrusage(who, &u);
-	return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+	return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+		1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
 static void once(enum way way, uint8_t *p, double *seconds, double *cpu)
@@ -160,7 +162,8 @@ int main(int argc, char **argv)
 		}
 	printf("%-28s %8s %12s %8s\n", "4 MiB through a 1 MiB pipe", "GB/s", "CPU s/GB", "ratio");
 	for (int way = 0; way < WAYS; way++)
-		printf("%-28s %8.2f %12.3f %8.2f\n", names[way], gb / best[way], cpu[way] / gb, best[PLAIN] / best[way]);
+		printf("%-28s %8.2f %12.3f %8.2f\n", names[way], gb / best[way], cpu[way] / gb,
+			best[PLAIN] / best[way]);
 	free(p);
 	return 0;
 }

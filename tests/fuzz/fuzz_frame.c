@@ -1,6 +1,7 @@
 /*
- * The frame reader on any bytes: twice the same, once with payloads to memory of ours; every tensor row and the getters of every message.
- * Three quarters of the inputs have their lengths and checksums made right first, so that mutations get past the CRC.
+ * The frame reader on any bytes: twice the same, once with payloads to memory of ours; every tensor row and the getters
+ * of every message.  Three quarters of the inputs have their lengths and checksums made right first, so that mutations
+ * get past the CRC.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -28,14 +28,15 @@ TAP_USED static uint8_t *bytes_of(int fd, size_t *n)
 	struct stat st;
 	uint8_t *p;
 
-	if (fstat(fd, &st) || !(p = malloc((size_t)st.st_size + 1)) || pread(fd, p, (size_t)st.st_size, 0) != st.st_size)
+	if (fstat(fd, &st) || !(p = malloc((size_t)st.st_size + 1)) ||
+		pread(fd, p, (size_t)st.st_size, 0) != st.st_size)
 		tap_bail("memfd");
 	*n = (size_t)st.st_size;
 	return p;
 }
 
-/* A capture with every kind of frame there is to cut and damage: hello, a request, two kv with payloads, a frame with a long
- * meta, an end.  The caller frees. */
+/* A capture with every kind of frame there is to cut and damage: hello, a request, two kv with payloads, a frame with
+ * a long meta, an end.  The caller frees. */
 TAP_USED static uint8_t *sample_of(size_t *n, size_t payload, bool packed)
 {
 	struct hello h = { .program = "ds-test", .version = "0.1", .role = "test", .model = "m", .vocab = 512,
@@ -61,7 +62,8 @@ TAP_USED static uint8_t *sample_of(size_t *n, size_t payload, bool packed)
 		meta_put_uint(b, "first", i * 64);
 		meta_put_uint(b, "count", 64);
 		meta_put_tensor(b, "kv", DT_F32, "row,dim", shape, 2, 0, NULL);
-		rc = frame_write(w, FRAME_TENSOR, i && packed ? FRAME_ZSTD : 0, 0x1234567890abcdefu, b, &iov, 1, true, &err);
+		rc = frame_write(
+			w, FRAME_TENSOR, i && packed ? FRAME_ZSTD : 0, 0x1234567890abcdefu, b, &iov, 1, true, &err);
 	}
 	memset(text, 'x', sizeof text);
 	meta_reset(b);

@@ -289,6 +289,7 @@ static void test_set(const char *set)
 
 	if (kern_stream_new(&s, 3, set, &err) || kern_stream_new(&alone, 1, set, &err)) {
 		tap_skip("%s: %s", set, err.text);
+		kern_stream_free(s);
 		return;
 	}
 	if (strcmp(kern_set_name(s), set) == 0)

@@ -95,7 +95,7 @@ static size_t generate(struct rig *r, const struct answer *a, double *logprob_su
 		token = s.argmax;
 		if (token != a->output[n])
 			return n;
-		*logprob_sum += (double)s.logits[token] - (double)s.lse;
+		*logprob_sum += (double)s.logits[token] - s.lse;
 		n++;
 		s = (struct segment){ .kv = &r->seq, .tokens = &token, .rows = 1, .absorbed = true, .want_logits = true };
 	}

@@ -38,8 +38,9 @@ static void test_layout(void)
 		if (f->type == FRAME_TENSOR) {
 			struct frame_tensor t;
 
-			tap_ok(!frame_tensor_get(f, "kv", &t, &err) && t.ndim == 2 && t.shape[1] == 512 && t.nbytes == 4096 &&
-				!strcmp(t.dims[1], "dim") && t.type == DT_F32, "tensor row of frame %u", frames);
+			tap_ok(!frame_tensor_get(f, "kv", &t, &err) && t.ndim == 2 && t.shape[1] == 512 &&
+					t.nbytes == 4096 && !strcmp(t.dims[1], "dim") && t.type == DT_F32,
+				"tensor row of frame %u", frames);
 			tap_ok(((const float *)(const void *)f->data)[7] == 0.5f, "tensor value");
 			tap_ok(!frame_check_payload(f, &err), "payload hash");
 			tap_ok(!(f->flags & FRAME_ZSTD), "flags after decompression");
@@ -244,7 +245,12 @@ static void test_trickle(void)
 
 static void test_hello(void)
 {
-	struct hello a = { .program = "ds-a", .version = "0.1", .model = "m1", .vocab = 10, .quant = "fp8", .kv = { DT_BF16, 64, 3, 576 } };
+	struct hello a = { .program = "ds-a",
+		.version = "0.1",
+		.model = "m1",
+		.vocab = 10,
+		.quant = "fp8",
+		.kv = { DT_BF16, 64, 3, 576 } };
 	struct hello b = a, got;
 	struct meta_builder *m = meta_new();
 	int fd = memfd_create("hello", MFD_CLOEXEC), rc;
@@ -268,7 +274,8 @@ static void test_hello(void)
 	if (!rc)
 		rc = hello_get(f, &got, &err);
 	a.world = 1;
-	tap_ok(!rc && !memcmp(&got.kv, &a.kv, sizeof a.kv) && !strcmp(got.via, a.via) && got.vocab == 10, "hello survives the way");
+	tap_ok(!rc && !memcmp(&got.kv, &a.kv, sizeof a.kv) && !strcmp(got.via, a.via) && got.vocab == 10,
+		"hello survives the way");
 	tap_ok(!hello_check(&a, &b, "p", &err), "equal hellos agree");
 	strcpy(b.model, "m2");
 	tap_ok(hello_check(&a, &b, "p", &err) == DS_PROTO && strstr(err.text, "m1") && strstr(err.text, "m2"),
@@ -279,7 +286,8 @@ static void test_hello(void)
 	tap_ok(hello_check(&a, &b, "p", &err) == DS_PROTO && strstr(err.text, "576"), "another KV layout is refused");
 	for (int i = 0; i < 60; i++)
 		hello_via(&a, "ds-program", "0.1.2");
-	tap_ok(strlen(a.via) < sizeof a.via && !strstr(a.via, "ds-token") && strstr(a.via, "ds-program/0.1.2"), "via has a limit");
+	tap_ok(strlen(a.via) < sizeof a.via && !strstr(a.via, "ds-token") && strstr(a.via, "ds-program/0.1.2"),
+		"via has a limit");
 	frame_reader_free(r);
 	frame_writer_free(w);
 	meta_free(m);

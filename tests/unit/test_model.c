@@ -543,7 +543,7 @@ static void test_make_errors(void)
 	o.like = fp8_like;
 	o.force = true;
 	snprintf(path, sizeof(path), "%s", work);
-	tap_ok(make_model(&o, &p, &err) == DS_USAGE && strstr(err.text, "is no model"),
+	tap_ok(make_model(&o, &p, &err) == DS_USAGE && strstr(err.text, "is no part of a model"),
 		"--force replaces models only: %s", err.text);
 }
 

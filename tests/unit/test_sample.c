@@ -10,7 +10,7 @@ enum { VOCAB = 1000, DRAWS = 20000 };
 
 static float logits[VOCAB];
 static uint32_t argmax;
-static float lse;
+static double lse;
 
 static void make_logits(void)
 {
@@ -22,7 +22,7 @@ static void make_logits(void)
 			argmax = i;
 		sum += exp((double)logits[i]);
 	}
-	lse = (float)log(sum);
+	lse = log(sum);
 }
 
 static uint32_t draw(struct sampler *s, double t, double top_p, size_t top_k, uint64_t seed, uint64_t position)
@@ -31,7 +31,7 @@ static uint32_t draw(struct sampler *s, double t, double top_p, size_t top_k, ui
 	double logprob;
 	uint32_t id = sample_token(s, &p, logits, argmax, lse, position, &logprob);
 
-	if (fabs(logprob - ((double)logits[id] - (double)lse)) > 1e-9)
+	if (fabs(logprob - ((double)logits[id] - lse)) > 1e-9)
 		tap_bail("logprob is not that of the untempered distribution");
 	return id;
 }

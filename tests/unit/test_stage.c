@@ -1,284 +1,13 @@
 /* Stages: a small echo program as a filter, as a service and in chains of both. */
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <time.h>
 
-#include "base/log.h"
-#include "base/time.h"
-#include "frame/messages.h"
-#include "frames.h"
-#include "net/addr.h"
-#include "serve/stage.h"
-
-/* ---- the program under test: answers a request with as many tokens as "max_tokens" says, one a step, each with a payload ---- */
-
-enum { JOBS = 4096 };
-
-struct job { struct source *src; uint64_t stream, left, index, size; bool used; };
-static struct { struct job job[JOBS]; size_t n; bool relay, waits; } echo;
-
-static struct job *job_new(struct source *src, const struct frame *f)
-{
-	for (size_t i = 0; i < JOBS; i++)
-		if (!echo.job[i].used) {
-			struct job *j = &echo.job[i];
-
-			*j = (struct job){ .src = src, .stream = f->stream, .used = true };
-			meta_uint(f->meta, "tokens", &j->left);
-			meta_uint(f->meta, "size", &j->size);
-			echo.n++;
-			return j;
-		}
-	return NULL;
-}
-
-static int echo_frame(void *ctx, struct source *src, struct frame *f, struct ds_err *err)
-{
-	struct ds_err why;
-
-	(void)ctx;
-	if (echo.relay || f->type != FRAME_REQUEST)
-		return stage_forward(src, f);
-	if (frame_check_payload(f, err))
-		return err->code;
-	if (meta_uint(f->meta, "bad", &(uint64_t){ 0 }) == META_OK) {
-		err_set(&why, DS_DATA, "request %016llx is bad", (unsigned long long)f->stream);
-		return stage_error(src, f->stream, false, &why);
-	}
-	if (!job_new(src, f))
-		return err_set(err, DS_BUG, "too many jobs");
-	source_hold(src);
-	return 0;
-}
-
-static int echo_step(void *ctx, bool *busy, struct ds_err *err)
-{
-	static char data[1 << 20];
-	struct meta_builder *b = meta_new();
-
-	(void)ctx;
-	(void)err;
-	for (size_t i = 0; i < JOBS && echo.n; i++) {
-		struct job *j = &echo.job[i];
-		struct iovec iov = { data, j->size };
-
-		if (!j->used || source_blocked(j->src) || echo.waits)
-			continue;
-		meta_reset(b);
-		meta_put_uint(b, "index", j->index++);
-		*busy = true;
-		if (j->left-- > 0) {
-			stage_send(j->src, FRAME_TOKEN, j->stream, b, &iov, j->size != 0, false);
-			continue;
-		}
-		stage_send(j->src, FRAME_DONE, j->stream, b, NULL, 0, false);
-		source_release(j->src);
-		j->used = false;
-		echo.n--;
-	}
-	meta_free(b);
-	return 0;
-}
-
-static void echo_gone(void *ctx, struct source *src, bool complete)
-{
-	(void)ctx;
-	(void)complete;
-	for (size_t i = 0; i < JOBS; i++)
-		if (echo.job[i].used && echo.job[i].src == src) {
-			echo.job[i].used = false;
-			echo.n--;
-		}
-}
-
-static const struct stage_ops echo_ops = { .frame = echo_frame, .step = echo_step, .gone = echo_gone };
-
-static struct stage_options defaults(void)
-{
-	return (struct stage_options){ .input = "-", .ready_fd = -1, .drain_ns = 2000000000, .peer_ns = 500000000, .max_frame = 64 << 20 };
-}
-
-static int run_program(struct stage_options o, const char *model)
-{
-	struct stage_config cfg = { .opt = o, .ops = &echo_ops,
-		.hello = { .program = "echo", .version = "1", .role = "test" } };
-	struct ds_err err;
-	int rc;
-
-	snprintf(cfg.hello.model, sizeof cfg.hello.model, "%s", model);
-	log_init("echo", 0, LOG_WARN);
-	rc = stage_run(&cfg, &err);
-	if (rc && err.text[0])
-		log_err(&err);
-	return rc;
-}
-
-/* A child that runs it with in and out as stdin and stdout (-1: /dev/null), stderr to `errors`; ready: waits until it serves. */
-static pid_t start(struct stage_options o, int in, int out, int errors, bool ready)
-{
-	int fds[2];
-	char c;
-	pid_t pid;
-
-	if (pipe(fds))
-		tap_bail("pipe");
-	fflush(stdout);
-	pid = fork();
-	if (pid == 0) {
-		dup2(in >= 0 ? in : open("/dev/null", O_RDONLY), 0);
-		dup2(out >= 0 ? out : open("/dev/null", O_WRONLY), 1);
-		dup2(errors >= 0 ? errors : open("/dev/null", O_WRONLY), 2);
-		dup2(fds[1], 200);
-		for (int fd = 3; fd < 200; fd++)
-			close(fd);
-		o.ready_fd = ready ? 200 : -1;
-		alarm(60);
-		_exit(run_program(o, "m"));
-	}
-	close(fds[1]);
-	if (ready && read(fds[0], &c, 1) != 1)
-		tap_diag("the service did not start");
-	close(fds[0]);
-	return pid;
-}
-
-static int finish(pid_t pid)
-{
-	int status;
-
-	if (waitpid(pid, &status, 0) != pid)
-		return -1;
-	return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-}
-
-/* ---- a client ---- */
-
-struct client {
-	int fd;
-	struct frame_writer *w;
-	struct frame_reader *r;
-	struct meta_builder *b;
-};
-
-static void client_on(struct client *c, int fd)
-{
-	struct ds_err err;
-
-	c->fd = fd;
-	c->b = meta_new();
-	if (frame_writer_new(&c->w, fd, "service", &err) || frame_reader_new(&c->r, fd, "service", 0, &err))
-		tap_bail("%s", err.text);
-}
-
-static void client_open(struct client *c, const char *address)
-{
-	struct addr a;
-	struct ds_err err;
-	int fd;
-
-	if (addr_parse(address, &a, &err) || addr_connect(&a, 3000000000, &fd, &err))
-		tap_bail("%s", err.text);
-	fd_nonblock(fd, false);
-	client_on(c, fd);
-}
-
-static void client_close(struct client *c)
-{
-	frame_writer_free(c->w);
-	frame_reader_free(c->r);
-	meta_free(c->b);
-	close(c->fd);
-}
-
-static int say_hello(struct client *c, const char *model)
-{
-	struct hello h = { .program = "client", .version = "1" };
-	struct ds_err err;
-
-	snprintf(h.model, sizeof h.model, "%s", model);
-	meta_reset(c->b);
-	hello_put(c->b, &h);
-	return frame_write(c->w, FRAME_HELLO, 0, 0, c->b, NULL, 0, false, &err);
-}
-
-static int ask(struct client *c, uint64_t stream, uint64_t tokens, uint64_t size)
-{
-	static uint32_t ids[64];
-	struct iovec iov = { ids, sizeof ids };
-	struct ds_err err;
-
-	meta_reset(c->b);
-	meta_put_uint(c->b, "tokens", tokens);
-	if (size)
-		meta_put_uint(c->b, "size", size);
-	return frame_write(c->w, FRAME_REQUEST, 0, stream, c->b, &iov, 1, true, &err);
-}
-
-static int say_end(struct client *c)
-{
-	struct ds_err err;
-
-	return frame_write_end(c->w, &err);
-}
-
-/* Reads to the end or to the first frame of type `until` (0: none): how many of each type came. */
-static int listen_to(struct client *c, unsigned until, unsigned count[FRAME_TYPE_COUNT], uint64_t *code)
-{
-	enum frame_event ev = FRAME_AGAIN;
-	struct frame *f;
-	struct ds_err err;
-	int rc = 0;
-
-	memset(count, 0, FRAME_TYPE_COUNT * sizeof *count);
-	while (!rc && ev != FRAME_EOF) {
-		rc = frame_reader_next(c->r, &ev, &f, &err);
-		if (rc || ev != FRAME_BODY)
-			continue;
-		count[f->type]++;
-		if (f->type == FRAME_ERROR && code)
-			meta_uint(f->meta, "code", code);
-		if (f->type == until)
-			break;
-	}
-	return rc;
-}
-
-static int input_file(unsigned requests, uint64_t tokens, bool end)
-{
-	int fd = memfd_create("in", 0);
-	struct client c;
-
-	client_on(&c, fd);
-	say_hello(&c, "m");
-	for (unsigned i = 0; i < requests; i++)
-		ask(&c, i + 1, tokens, 0);
-	if (end)
-		say_end(&c);
-	c.fd = memfd_create("unused", 0);
-	client_close(&c);
-	lseek(fd, 0, SEEK_SET);
-	return fd;
-}
-
-static unsigned count_output(int fd, unsigned count[FRAME_TYPE_COUNT], int *rc)
-{
-	struct client c;
-	unsigned n = 0;
-
-	lseek(fd, 0, SEEK_SET);
-	client_on(&c, fd);
-	*rc = listen_to(&c, 0, count, NULL);
-	for (unsigned i = 0; i < FRAME_TYPE_COUNT; i++)
-		n += count[i];
-	client_close(&c);
-	return n;
-}
+#include "echo.h"
 
 /* ---- filters ---- */
 
@@ -290,7 +19,8 @@ static void test_filter(void)
 
 	tap_is_int(finish(pid), 0, "filter: ends with 0");
 	count_output(out, count, &rc);
-	tap_ok(!rc && count[FRAME_HELLO] == 1 && count[FRAME_TOKEN] == 15 && count[FRAME_DONE] == 3 && count[FRAME_END] == 1,
+	tap_ok(!rc && count[FRAME_HELLO] == 1 && count[FRAME_TOKEN] == 15 && count[FRAME_DONE] == 3 &&
+			count[FRAME_END] == 1,
 		"filter: every request is answered");
 	close(in);
 }
@@ -305,12 +35,74 @@ static void test_truncated(void)
 
 	tap_is_int(finish(pid), DS_DATA, "truncated input: 65");
 	count_output(out, count, &rc);
-	tap_ok(rc == DS_DATA && count[FRAME_DONE] == 3 && count[FRAME_END] == 0, "what came whole is answered, without END");
+	tap_ok(rc == DS_DATA && count[FRAME_DONE] == 3 && count[FRAME_END] == 0,
+		"what came whole is answered, without END");
 	text = (char *)bytes_of(errors, &n);
 	tap_ok(n && text[n - 1] == '\n' && memchr(text, '\n', n) == text + n - 1, "one line on stderr");
 	free(text);
 	close(in);
 	close(errors);
+}
+
+/* What follows END is neither ignored nor waited for by the reader of our output. */
+static void test_tail(void)
+{
+	unsigned count[FRAME_TYPE_COUNT];
+	int in = input_file(3, 5, true), fds[2], to[2], out = memfd_create("out", 0), rc;
+	size_t n;
+	uint8_t *p = bytes_of(in, &n);
+	struct client c;
+	pid_t pid;
+
+	lseek(in, 0, SEEK_END);
+	if (write(in, p, n) != (ssize_t)n || pipe(fds) || pipe(to))
+		tap_bail("pipe");
+	lseek(in, 0, SEEK_SET);
+	tap_is_int(finish(start(defaults(), in, out, -1, false)), DS_DATA, "two streams, one behind the other: 65");
+	count_output(out, count, &rc);
+	tap_ok(count[FRAME_DONE] == 3, "the first is answered");
+	pid = start(defaults(), fds[0], to[1], 2, false);
+	close(to[1]);
+	close(fds[0]);
+	if (write(fds[1], p, n) != (ssize_t)n)
+		tap_bail("pipe");
+	client_on(&c, to[0]);
+	tap_ok(listen_to(&c, 0, count, NULL) == 0 && count[FRAME_DONE] == 3,
+		"a pipe left open after END: all answers, END and end of output");
+	tap_ok(waitpid(pid, &rc, WNOHANG) == 0, "while the end of input is waited for");
+	close(fds[1]);
+	tap_is_int(finish(pid), 0, "which comes");
+	client_close(&c);
+	close(in);
+	free(p);
+}
+
+static int on_terminal(bool force)
+{
+	struct stage_options o = defaults();
+	int in = input_file(1, 2, true), terminal = posix_openpt(O_RDWR | O_NOCTTY), slave, rc;
+
+	if (terminal < 0 || grantpt(terminal) || unlockpt(terminal))
+		return -1;
+	slave = open(ptsname(terminal), O_RDWR | O_NOCTTY);
+	o.force = force;
+	rc = finish(start(o, in, slave, -1, false));
+	close(slave);
+	close(terminal);
+	close(in);
+	return rc;
+}
+
+static void test_terminal(void)
+{
+	int rc = on_terminal(false);
+
+	if (rc < 0) {
+		tap_skip("no pseudo-terminal here");
+		return;
+	}
+	tap_is_int(rc, DS_USAGE, "frames for a terminal: 64");
+	tap_is_int(on_terminal(true), 0, "but with --force");
 }
 
 static void test_output_file(void)
@@ -455,8 +247,8 @@ static void test_service(const char *address)
 		say_end(&c[i]);
 	for (int i = 0; i < CLIENTS; i++) {
 		shutdown(c[i].fd, i % 2 ? SHUT_WR : SHUT_RD + 100); /* every other half-closes */
-		good += listen_to(&c[i], 0, count, NULL) == 0 && count[FRAME_TOKEN] == (unsigned)i + 3 && count[FRAME_DONE] == 2 &&
-			count[FRAME_HELLO] == 1 && count[FRAME_END] == 1;
+		good += listen_to(&c[i], 0, count, NULL) == 0 && count[FRAME_TOKEN] == (unsigned)i + 3 &&
+			count[FRAME_DONE] == 2 && count[FRAME_HELLO] == 1 && count[FRAME_END] == 1;
 		client_close(&c[i]);
 	}
 	tap_ok(good == CLIENTS, "%s: %u of %d clients at once got their answers", address, good, CLIENTS);
@@ -479,7 +271,8 @@ static void test_bad_clients(void)
 	say_hello(&good, "m");
 	client_open(&bad, address);
 	say_hello(&bad, "other");
-	tap_ok(listen_to(&bad, FRAME_ERROR, count, &code) == 0 && code == DS_PROTO, "another model is refused with an error frame");
+	tap_ok(listen_to(&bad, FRAME_ERROR, count, &code) == 0 && code == DS_PROTO,
+		"another model is refused with an error frame");
 	client_close(&bad);
 	client_open(&bad, address);
 	tap_ok(write(bad.fd, "GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n", 49) == 49 &&
@@ -490,7 +283,8 @@ static void test_bad_clients(void)
 	tap_ok(listen_to(&bad, FRAME_ERROR, count, &code) == 0 && code == DS_DATA, "so is a stream without hello");
 	client_close(&bad);
 	client_open(&bad, address); /* the middle of a frame, then silence */
-	tap_ok(write(bad.fd, p, 100) == 100 && listen_to(&bad, FRAME_ERROR, count, &code) == 0 && code == DS_UNAVAILABLE,
+	tap_ok(write(bad.fd, p, 100) == 100 && listen_to(&bad, FRAME_ERROR, count, &code) == 0 &&
+			code == DS_UNAVAILABLE,
 		"a peer that is silent in the middle of a frame is dropped");
 	client_close(&bad);
 	client_open(&bad, address);
@@ -499,7 +293,8 @@ static void test_bad_clients(void)
 	listen_to(&bad, FRAME_TOKEN, count, NULL);
 	client_close(&bad); /* goes away in the middle of its answer */
 	ask(&good, 5, 10, 0);
-	tap_ok(listen_to(&good, FRAME_DONE, count, NULL) == 0 && count[FRAME_TOKEN] == 10, "the good client is served meanwhile");
+	tap_ok(listen_to(&good, FRAME_DONE, count, NULL) == 0 && count[FRAME_TOKEN] == 10,
+		"the good client is served meanwhile");
 	meta_reset(good.b);
 	meta_put_uint(good.b, "bad", 1);
 	{
@@ -546,7 +341,8 @@ static double cpu_seconds(pid_t pid)
 	return (double)(user + sys) / (double)sysconf(_SC_CLK_TCK);
 }
 
-/* 300 MB of answers for a client that does not read: back-pressure bounds the memory, nothing spins, then all arrives. */
+/* 300 MB of answers for a client that does not read: back-pressure bounds the memory, nothing spins, then all
+ * arrives. */
 static void test_slow_reader(void)
 {
 	const char *address = socket_address("slow");
@@ -598,7 +394,8 @@ static void test_drain(void)
 	tap_ok(listen_to(&idle, 0, count, NULL) == 0 && count[FRAME_END] == 1, "draining: an idle connection gets END");
 	client_close(&idle);
 	ask(&busy, 2, 5, 0);
-	tap_ok(addr_parse(address, &a, &err) == 0 && addr_connect(&a, 1, &fd, &err) == DS_UNAVAILABLE, "new connections are not taken");
+	tap_ok(addr_parse(address, &a, &err) == 0 && addr_connect(&a, 1, &fd, &err) == DS_UNAVAILABLE,
+		"new connections are not taken");
 	tap_ok(listen_to(&busy, FRAME_DONE, count, &code) == 0 && count[FRAME_TOKEN] == 59, "running work is finished");
 	tap_ok((count[FRAME_ERROR] && code == DS_TEMP) || (listen_to(&busy, 0, count, &code) == 0 && code == DS_TEMP),
 		"new requests are refused with 75");
@@ -640,7 +437,8 @@ static void test_connect(void)
 	pid = start(o, in, out, 2, false);
 	tap_is_int(finish(pid), 0, "-c: a filter in front of a service");
 	count_output(out, count, &rc);
-	tap_ok(!rc && count[FRAME_TOKEN] == 24 && count[FRAME_DONE] == 4 && count[FRAME_END] == 1 && count[FRAME_HELLO] == 1,
+	tap_ok(!rc && count[FRAME_TOKEN] == 24 && count[FRAME_DONE] == 4 && count[FRAME_END] == 1 &&
+			count[FRAME_HELLO] == 1,
 		"passes on what comes back");
 	close(in);
 	in = input_file(2, 1 << 30, true);
@@ -648,9 +446,10 @@ static void test_connect(void)
 	pid = start(o, in, out, -1, true);
 	nanosleep(&(struct timespec){ .tv_nsec = 300000000 }, NULL);
 	kill(service, SIGKILL);
-	tap_is_int(finish(pid), DS_UNAVAILABLE, "the loss of the service: 69");
+	tap_is_int(finish(pid), DS_DATA, "the loss of the service is truncation: 65");
 	count_output(out, count, &rc);
-	tap_ok(rc == DS_DATA && count[FRAME_ERROR] == 2 && count[FRAME_END] == 0, "with an error for every open request, without END");
+	tap_ok(rc == DS_DATA && count[FRAME_ERROR] == 2 && count[FRAME_END] == 0,
+		"with an error for every open request, without END");
 	finish(service);
 	echo.relay = false;
 	close(in);
@@ -693,11 +492,12 @@ static void test_middle(void)
 	tap_ok(listen_to(&twin, FRAME_DONE, count, NULL) == 0 && count[FRAME_TOKEN] == 3, "another is served");
 	kill(far, SIGKILL);
 	finish(far);
-	tap_ok(listen_to(&c[0], FRAME_ERROR, count, &code) == 0 && code == DS_UNAVAILABLE, "the loss of the far service is told");
+	tap_ok(listen_to(&c[0], FRAME_ERROR, count, &code) == 0 && code == DS_UNAVAILABLE,
+		"the loss of the far service is told");
 	tap_ok(listen_to(&twin, 0, count, NULL) == 0 && count[FRAME_END] == 1, "idle clients get END");
 	client_close(&c[0]);
 	client_close(&twin);
-	tap_is_int(finish(mid), DS_UNAVAILABLE, "and the middle ends with 69");
+	tap_is_int(finish(mid), DS_DATA, "and the middle drains and ends with 65");
 }
 
 static void test_one_stream(void)
@@ -716,7 +516,8 @@ static void test_one_stream(void)
 	say_hello(&c, "m");
 	ask(&c, 1, 4, 0);
 	say_end(&c);
-	tap_ok(listen_to(&c, 0, count, NULL) == 0 && count[FRAME_END] == 1 && count[FRAME_HELLO] == 1, "-l with -o: hello and END for the client");
+	tap_ok(listen_to(&c, 0, count, NULL) == 0 && count[FRAME_END] == 1 && count[FRAME_HELLO] == 1,
+		"-l with -o: hello and END for the client");
 	client_close(&c);
 	tap_is_int(finish(pid), 0, "one stream, then the end");
 	count_output(out, count, &rc);
@@ -785,10 +586,69 @@ static void test_killed_clients(void)
 	client_open(&last, address);
 	say_hello(&last, "m");
 	ask(&last, 1, 2, 0);
-	tap_ok(listen_to(&last, FRAME_DONE, count, NULL) == 0 && count[FRAME_TOKEN] == 2, "clients killed in the middle of frames");
+	tap_ok(listen_to(&last, FRAME_DONE, count, NULL) == 0 && count[FRAME_TOKEN] == 2,
+		"clients killed in the middle of frames");
 	client_close(&last);
 	kill(pid, SIGTERM);
 	tap_is_int(finish(pid), 0, "the service is well");
+}
+
+/* More connections than a service holds at a time: the others are accepted later. */
+static void test_many(void)
+{
+	enum { CLIENTS = 1100 };
+	static struct client c[CLIENTS];
+	const char *address = socket_address("many");
+	struct rlimit rl;
+	unsigned count[FRAME_TYPE_COUNT], good = 0;
+	pid_t pid;
+
+	getrlimit(RLIMIT_NOFILE, &rl);
+	if (rl.rlim_max < CLIENTS + 300) {
+		tap_skip("not enough descriptors for %d connections", CLIENTS);
+		return;
+	}
+	rl.rlim_cur = rl.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &rl);
+	pid = serve_at(address, NULL);
+	for (int i = 0; i < CLIENTS; i++) {
+		client_open(&c[i], address);
+		say_hello(&c[i], "m");
+		ask(&c[i], 1, 2, 0);
+		say_end(&c[i]);
+	}
+	for (int i = 0; i < CLIENTS; i++) {
+		good += listen_to(&c[i], 0, count, NULL) == 0 && count[FRAME_TOKEN] == 2;
+		client_close(&c[i]);
+	}
+	tap_ok(good == CLIENTS, "%u of %d connections are served", good, CLIENTS);
+	kill(pid, SIGTERM);
+	tap_is_int(finish(pid), 0, "and the service drains");
+}
+
+static void test_notify(void)
+{
+	const char *address = socket_address("notify") + 5;
+	struct sockaddr_un u = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_DGRAM, 0);
+	char text[64] = "";
+	pid_t pid;
+
+	snprintf(u.sun_path, sizeof u.sun_path, "%s", address);
+	if (fd < 0 || bind(fd, (struct sockaddr *)&u, sizeof u))
+		tap_bail("socket");
+	setenv("NOTIFY_SOCKET", address, 1);
+	pid = serve_at(socket_address("n"), NULL);
+	unsetenv("NOTIFY_SOCKET");
+	tap_ok(recv(fd, text, sizeof text - 1, 0) > 0 && !strcmp(text, "READY=1"), "READY=1 for a supervisor");
+	memset(text, 0, sizeof text);
+	kill(pid, SIGHUP);
+	kill(pid, SIGUSR1);
+	kill(pid, SIGTERM);
+	tap_ok(recv(fd, text, sizeof text - 1, 0) > 0 && !strcmp(text, "STOPPING=1"), "STOPPING=1");
+	tap_is_int(finish(pid), 0, "SIGHUP and SIGUSR1 do not end it");
+	close(fd);
+	unlink(address);
 }
 
 static const char *free_tcp(void)
@@ -812,6 +672,8 @@ int main(void)
 		tap_bail("mkdtemp");
 	test_filter();
 	test_truncated();
+	test_tail();
+	test_terminal();
 	test_output_file();
 	test_sigpipe();
 	test_mismatch();
@@ -825,6 +687,8 @@ int main(void)
 	test_one_stream();
 	test_emfile();
 	test_killed_clients();
+	test_many();
+	test_notify();
 	rmdir(socket_dir);
 	return tap_done();
 }

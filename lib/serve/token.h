@@ -1,0 +1,52 @@
+/*
+ * What ds-token does: text or JSON lines to request frames, token frames to text, and two views of what lies between.
+ */
+#ifndef DS_SERVE_TOKEN_H
+#define DS_SERVE_TOKEN_H
+
+#include <jansson.h>
+
+#include "base/json.h"
+#include "base/opt.h"
+#include "frame/messages.h"
+#include "model/tokenizer.h"
+#include "serve/stage.h"
+
+struct token_options {
+	const char *model;
+	bool chat, lines, jsonl, special;
+	const char *system, *id;
+	struct opt_list vars, ignore, stop_ids;
+	double temperature, top_p;
+	int64_t top_k, seed, max_tokens;
+	bool logprobs, ignore_eos;
+};
+
+/* The tokenizer of a model and what the options say about every request. */
+struct tokenizing {
+	const struct token_options *o;
+	struct tokenizer *t;
+	uint64_t vocab;              /* of the model, from config.json; 0: there is none */
+	json_t *vars;                /* for the chat template */
+	struct request defaults;     /* id is empty */
+};
+
+int tokenizing_open(struct tokenizing *x, const struct token_options *o, struct ds_err *err);
+void tokenizing_close(struct tokenizing *x);
+
+/* One prompt of plain text, or one JSON object (token_json.c): the ids of its prompt, and the rest of the request.  r->id stays as it is if it is not
+ * said.  DS_DATA. */
+int token_from_text(struct tokenizing *x, const char *text, size_t n, struct ids *ids, struct ds_err *err);
+int token_from_json(struct tokenizing *x, const char *json, size_t n, struct request *r, struct ids *ids, struct ds_err *err);
+/* The chat prompt of a JSON array of messages, or of an object as above. */
+int token_render_json(struct tokenizing *x, const char *json, size_t n, struct buf *out, struct ds_err *err);
+/* The chat prompt of one message of the user. */
+int token_render_text(struct tokenizing *x, const char *text, size_t n, struct buf *out, struct ds_err *err);
+
+/* Each runs to the end of its input (stage_run). */
+int token_encode(struct tokenizing *x, struct stage_config *stage, struct ds_err *err);
+int token_decode(struct tokenizing *x, struct stage_config *stage, struct ds_err *err);
+int token_tokens(struct tokenizing *x, struct stage_config *stage, struct ds_err *err);
+int token_render(struct tokenizing *x, struct stage_config *stage, struct ds_err *err);
+
+#endif

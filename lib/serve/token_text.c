@@ -1,0 +1,140 @@
+/* Options and plain text to prompts. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/config.h"
+#include "serve/token.h"
+
+/* NAME=VALUE: VALUE is JSON, or else a string. */
+static int add_variable(struct tokenizing *x, const char *text, struct ds_err *err)
+{
+	const char *eq = strchr(text, '=');
+	char *name;
+	json_t *v;
+	int rc;
+
+	if (!eq || eq == text)
+		return err_set(err, DS_USAGE, "--var: '%s' is not NAME=VALUE", text);
+	name = strndup(text, (size_t)(eq - text));
+	v = json_loads(eq + 1, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
+	if (!v)
+		v = json_string(eq + 1);
+	if (name && !v)
+		rc = err_set(err, DS_USAGE, "--var: '%s' is not UTF-8", text);
+	else
+		rc = !name || json_object_set_new(x->vars, name, v) ? err_set(err, DS_USAGE, "--var: '%s' cannot be set", text) : 0;
+	free(name);
+	return rc;
+}
+
+static int set_defaults(struct tokenizing *x, struct ds_err *err)
+{
+	const struct token_options *o = x->o;
+	struct request *r = &x->defaults;
+
+	r->sampling = (struct sampling){ .temperature = o->temperature, .top_p = o->top_p, .top_k = (uint64_t)o->top_k,
+		.seed = (uint64_t)o->seed, .logprobs = o->logprobs };
+	if (!(o->top_p > 0))
+		return err_set(err, DS_USAGE, "--top-p: must be above 0");
+	r->max_tokens = (uint64_t)o->max_tokens;
+	r->ignore_eos = o->ignore_eos;
+	if (o->stop_ids.n > REQUEST_MAX_STOP_IDS)
+		return err_set(err, DS_USAGE, "--stop-id: at most %d are taken", REQUEST_MAX_STOP_IDS);
+	for (size_t i = 0; i < o->stop_ids.n; i++) {
+		int64_t id;
+		if (parse_int(o->stop_ids.v[i], 0, UINT32_MAX, &id))
+			return err_set(err, DS_USAGE, "--stop-id: '%s' is no token id", o->stop_ids.v[i]);
+		r->stop_ids[r->stop_id_count++] = (uint32_t)id;
+	}
+	for (size_t i = 0; i < o->vars.n; i++)
+		if (add_variable(x, o->vars.v[i], err))
+			return err->code;
+	return 0;
+}
+
+/* The vocabulary that the model states; a folder with a tokenizer only has none. */
+static int read_vocab(struct tokenizing *x, struct ds_err *err)
+{
+	struct config c;
+	int rc = config_load(x->o->model, &c, err);
+
+	if (rc == DS_NOINPUT)
+		return 0;
+	if (rc)
+		return rc;
+	x->vocab = c.vocab;
+	if (tokenizer_vocab(x->t) > c.vocab)
+		return err_set(err, DS_DATA, "'%s': the tokenizer has ids up to %zu, the model's vocabulary ends at %zu", x->o->model,
+			tokenizer_vocab(x->t) - 1, c.vocab - 1);
+	return 0;
+}
+
+int tokenizing_open(struct tokenizing *x, const struct token_options *o, struct ds_err *err)
+{
+	int rc;
+
+	memset(x, 0, sizeof(*x));
+	x->o = o;
+	if (!o->model)
+		return err_set(err, DS_USAGE, "no --model is given: the folder with tokenizer.json");
+	x->vars = json_object();
+	rc = x->vars ? set_defaults(x, err) : err_nomem(err, 64, "variables");
+	if (!rc)
+		rc = tokenizer_open(&x->t, o->model, err);
+	if (!rc)
+		rc = read_vocab(x, err);
+	if (rc)
+		tokenizing_close(x);
+	return rc;
+}
+
+void tokenizing_close(struct tokenizing *x)
+{
+	tokenizer_free(x->t);
+	json_decref(x->vars);
+	memset(x, 0, sizeof(*x));
+}
+
+static json_t *message(const char *role, const char *text, size_t n)
+{
+	return json_pack("{s:s, s:s%}", "role", role, "content", text, n);
+}
+
+int token_render_text(struct tokenizing *x, const char *text, size_t n, struct buf *out, struct ds_err *err)
+{
+	const char *system = x->o->system;
+	json_t *messages = json_array();
+	int rc = 0;
+
+	if (system && json_array_append_new(messages, message("system", system, strlen(system))))
+		rc = err_set(err, DS_DATA, "the system prompt is not UTF-8");
+	else if (json_array_append_new(messages, message("user", text, n)))
+		rc = err_set(err, DS_DATA, "text is not UTF-8");
+	if (!rc)
+		rc = chat_render_with(x->t, messages, true, x->vars, out, err);
+	json_decref(messages);
+	return rc;
+}
+
+int token_from_text(struct tokenizing *x, const char *text, size_t n, struct ids *ids, struct ds_err *err)
+{
+	struct ids unused = { 0 };
+	struct buf b = { 0 };
+	int rc;
+
+	if (!n)
+		return err_set(err, DS_DATA, "the prompt is empty");
+	if (!x->o->chat) {
+		if (tokenizer_adds_bos(x->t) && !ids_add(ids, (uint32_t)tokenizer_bos(x->t)))
+			return err_nomem(err, 64, "token ids");
+		return tokenizer_encode(x->t, text, n, ids, err);
+	}
+	rc = tokenizer_encode(x->t, text, n, &unused, err); /* says where text is not UTF-8 */
+	ids_free(&unused);
+	if (!rc)
+		rc = token_render_text(x, text, n, &b, err);
+	if (!rc)
+		rc = tokenizer_encode(x->t, b.p ? b.p : "", b.len, ids, err);
+	buf_free(&b);
+	return rc;
+}
