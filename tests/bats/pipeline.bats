@@ -109,7 +109,7 @@ question() {
 	prefill=$BG
 	clients=
 	for n in 1 2 3; do
-		echo 'What is 348 + 977?' | limited ds-token -m "$DS_MODEL" encode --chat -c "unix:$PWD/prefill.sock" 3>&- |
+		echo 'What is 348 + 977?' | limited ds-token -m "$DS_MODEL" encode --chat --id "client$n" -c "unix:$PWD/prefill.sock" 3>&- |
 			ds-token -m "$DS_MODEL" decode >"text.$n" 3>&- &
 		clients="$clients $!"
 	done
