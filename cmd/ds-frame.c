@@ -339,16 +339,10 @@ static int check_one(const char *path, struct ds_err *err)
 /* All files are checked; the first error's code is the program's. */
 static int check(int argc, char **argv, struct ds_err *err)
 {
-	static char from_stdin[] = "-";
-	char *one = from_stdin;
 	int rc = 0;
 
-	if (argc == 0) {
-		argv = &one;
-		argc = 1;
-	}
-	for (int i = 0; i < argc; i++) {
-		int bad = check_one(argv[i], err);
+	for (int i = 0; i < argc || i == 0; i++) {
+		int bad = check_one(argc ? argv[i] : "-", err);
 
 		if (bad)
 			log_err(err);

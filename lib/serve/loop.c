@@ -105,6 +105,7 @@ static void flush(struct stage *st, struct sink *s)
 static void print_state(struct stage *st)
 {
 	struct buf b = { 0 };
+	ssize_t r = 0;
 	struct jw w;
 
 	if (st->ops->state) {
@@ -121,8 +122,9 @@ static void print_state(struct stage *st)
 	jw_bool(&w, st->draining);
 	jw_obj_end(&w);
 	buf_add(&b, "\n", 1);
-	if (!b.nomem && write(STDERR_FILENO, b.p, b.len) < 0)
-		st->busy = st->busy; /* stderr cannot be told that stderr fails */
+	if (!b.nomem)
+		r = write(STDERR_FILENO, b.p, b.len);
+	(void)r; /* there is nobody to tell that stderr fails */
 	buf_free(&b);
 }
 

@@ -51,7 +51,7 @@ static void test_unix(const char *dir)
 	struct addr a;
 	struct ds_err err;
 	struct stat st;
-	int l, other, c, file;
+	int l = -1, other, c, file;
 
 	snprintf(text, sizeof text, "unix:%s/s", dir);
 	tap_ok(!addr_parse(text, &a, &err) && !addr_listen(&a, false, &l, &err), "listens");
@@ -105,7 +105,7 @@ static void test_tcp(void)
 	struct addr a, b;
 	struct ds_err err;
 	char text[300];
-	int l, c;
+	int l = -1, c;
 
 	tap_ok(!addr_parse("tcp:127.0.0.1:0", &a, &err) && !addr_listen(&a, false, &l, &err), "tcp on loopback");
 	addr_local(l, text, sizeof text);
