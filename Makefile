@@ -94,6 +94,8 @@ $(BUILD)/bench/%: $(BUILD)/tests/bench/%.o $(BUILD)/libds.a
 $(BUILD)/replay/%: $(BUILD)/tests/fuzz/fuzz_%.o $(BUILD)/tests/fuzz/replay.o $(BUILD)/libds.a
 	$(LINK)
 $(BUILD)/fuzz/%: LDSAN = -fsanitize=fuzzer,address,undefined
+# No fuzzer calls a kernel; instrumented, the unrolled ones take minutes to compile.
+build-fuzz/kernels/%.o: HARDEN = -fPIE
 $(BUILD)/fuzz/%: $(BUILD)/tests/fuzz/fuzz_%.o $(BUILD)/libds.a
 	$(LINK)
 

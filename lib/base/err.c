@@ -45,7 +45,7 @@ int err_errno(struct ds_err *err, int code, const char *fmt, ...)
 int err_prefix(struct ds_err *err, const char *fmt, ...)
 {
 	char old[sizeof(err->text)];
-	size_t n;
+	size_t n, room;
 	va_list ap;
 
 	memcpy(old, err->text, sizeof(old));
@@ -53,10 +53,11 @@ int err_prefix(struct ds_err *err, const char *fmt, ...)
 	vsnprintf(err->text, sizeof(err->text) - 2, fmt, ap);
 	va_end(ap);
 	n = strlen(err->text);
-	memcpy(err->text + n, ": ", 3);
+	memcpy(err->text + n, ": ", 2);
 	n += 2;
-	strncpy(err->text + n, old, sizeof(err->text) - n - 1);
-	err->text[sizeof(err->text) - 1] = '\0';
+	room = strnlen(old, sizeof(err->text) - n - 1);
+	memcpy(err->text + n, old, room);
+	err->text[n + room] = '\0';
 	one_line(err->text);
 	return err->code;
 }

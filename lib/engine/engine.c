@@ -95,6 +95,17 @@ static int reserve(struct engine *e, struct ds_err *err)
 	return 0;
 }
 
+/* Working memory of the kernels, so that no step can run out of it. */
+static int reserve_kernels(struct engine *e, struct ds_err *err)
+{
+	const struct config *c = e->c;
+	struct attn_shape a = { .heads = c->heads, .nope = c->nope, .rope = c->rope, .v = c->v, .lora = c->kv_lora,
+		.kv_b = &e->m->layers[0].kv_b, .round = e->round };
+	struct kv_pages kv = { .page = KV_BLOCK, .row_ld = engine_kv_dim(e), .type = engine_kv_type(e) };
+
+	return kern_reserve(e->s, kern_attn_bytes(e->s, &a, &kv, e->max_rows), err);
+}
+
 int engine_new(struct engine **out, const struct model *m, const struct engine_config *c, struct ds_err *err)
 {
 	struct engine *e = mem_calloc(1, sizeof(*e));
@@ -111,6 +122,8 @@ int engine_new(struct engine **out, const struct model *m, const struct engine_c
 	rc = reserve(e, err);
 	if (!rc)
 		rc = kern_stream_new(&e->s, c->threads, c->kernels, err);
+	if (!rc)
+		rc = reserve_kernels(e, err);
 	if (rc) {
 		engine_free(e);
 		return rc;
