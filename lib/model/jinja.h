@@ -20,12 +20,12 @@ enum {
 	JINJA_MAX_SOURCE = 1 << 20,
 	JINJA_MAX_NEST = 64,           /* brackets and blocks within each other, in the source */
 	JINJA_MAX_DEPTH = 300,         /* of evaluation: expressions, blocks, macros that call macros */
-	JINJA_MAX_STEPS = 20 << 20,
-	JINJA_MAX_MEMORY = 256 << 20,
+	JINJA_MAX_STEPS = 4 << 20,
+	JINJA_MAX_MEMORY = 128 << 20,
 	JINJA_MAX_OUTPUT = 64 << 20,
 };
 
-/* Renders the template src[0 .. n) (UTF-8) with the variables of a JSON object; appends to out.  DS_DATA with the line of the template, also for
+/* Renders the template src[0 .. n) (UTF-8, checked) with the variables of a JSON object; appends to out.  DS_DATA with the line of the template, also for
  * what raise_exception says; DS_OS without memory.  Thread-safe. */
 int jinja_render(const char *src, size_t n, const json_t *vars, struct buf *out, struct ds_err *err);
 

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "model/jinja_impl.h"
+#include "model/tokenizer_utf8.h"
 
 static int print(struct jx *x, const char *p, size_t n)
 {
@@ -304,10 +305,13 @@ int jinja_render(const char *src, size_t n, const json_t *vars, struct buf *out,
 {
 	struct jx x = { .err = err, .out = out };
 	struct jnode *root;
+	size_t bad;
 	int rc;
 
 	if (n > JINJA_MAX_SOURCE)
 		return err_set(err, DS_DATA, "chat template of %zu bytes, at most %d are read", n, JINJA_MAX_SOURCE);
+	if (!utf8_valid(src, n, &bad))
+		return err_set(err, DS_DATA, "chat template is not UTF-8 at offset %zu", bad);
 	rc = set_variables(&x, vars);
 	if (!rc)
 		rc = jinja_lex(&x, src, n);

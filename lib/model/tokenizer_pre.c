@@ -19,7 +19,7 @@ struct pre {
 };
 
 /* How many steps one match may take: a pattern that needs more is hostile. */
-enum { MATCH_LIMIT = 50 * 1000 * 1000, MATCH_HEAP_KIB = 64 * 1024 };
+enum { MATCH_LIMIT = 10 * 1000 * 1000, MATCH_HEAP_KIB = 64 * 1024 };
 
 void pre_free(struct pre *pre)
 {
