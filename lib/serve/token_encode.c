@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/time.h"
 #include "model/tokenizer_utf8.h"
@@ -16,6 +17,7 @@ struct encode {
 	struct tokenizing *x;
 	struct buf text;           /* of a line, or of everything, that is not complete */
 	size_t count;              /* requests so far */
+	char prefix[40];           /* what ids begin with if nothing else is said */
 	struct ids ids;
 	struct seen seen;
 	struct meta_builder *meta;
@@ -86,7 +88,7 @@ static int encode_one(struct encode *e, struct source *src, const char *text, si
 	if (o->id && !o->lines && !o->jsonl)
 		snprintf(r.id, sizeof(r.id), "%s", o->id);
 	else
-		snprintf(r.id, sizeof(r.id), "%s%zu", o->id ? o->id : "r", number);
+		snprintf(r.id, sizeof(r.id), "%s%zu", o->id ? o->id : e->prefix, number);
 	e->ids.n = 0;
 	rc = o->jsonl ? token_from_json(e->x, text, n, &r, &e->ids, &why) : token_from_text(e->x, text, n, &e->ids, &why);
 	if (!rc && e->ids.n * sizeof(*e->ids.v) > e->max_frame)
@@ -244,6 +246,11 @@ static int run(struct tokenizing *x, struct stage_config *stage, const struct st
 	struct encode e = { .x = x, .meta = meta_new(), .max_frame = stage->opt.max_frame };
 	int rc;
 
+	/* A service knows requests by their ids alone: those of two clients must not meet. */
+	if (stage->opt.connect)
+		snprintf(e.prefix, sizeof(e.prefix), "r-%llx-%x-", (unsigned long long)time_wall_ns(), (unsigned)getpid());
+	else
+		snprintf(e.prefix, sizeof(e.prefix), "r");
 	stage->ops = ops;
 	stage->ctx = &e;
 	stage->raw_input = true;

@@ -130,7 +130,7 @@ one_error() {
 	local status=0
 	limited ds-prefill -m "$DS_MODEL" <"$3" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" || status=$?
 	check_refusal "$1" "$2" "$status" "$BATS_TEST_TMPDIR/err" "ds-prefill <$3"
-	"$PYTHON" "$DSF" tokens "$BATS_TEST_TMPDIR/out" | grep -F "error $1" | grep -qF -- "$2"
+	"$PYTHON" "$DSF" tokens "$BATS_TEST_TMPDIR/out" | grep -F "error $1" | has -F -- "$2"
 }
 
 @test "a token id out of range: 65 and the id; other requests are answered" {
@@ -158,7 +158,7 @@ one_error() {
 	refused 76 "version '2'" ds-frame check "$BATS_TEST_TMPDIR/in"
 	refused 76 "version '2'" ds-frame dump "$BATS_TEST_TMPDIR/in"
 	"$PYTHON" "$DSF" set request hello minor 9 >"$BATS_TEST_TMPDIR/in"
-	ds-prefill -m "$DS_MODEL" <"$BATS_TEST_TMPDIR/in" | ds-decode -m "$DS_MODEL" | "$PYTHON" "$DSF" tokens - | grep -q ' done '
+	ds-prefill -m "$DS_MODEL" <"$BATS_TEST_TMPDIR/in" | ds-decode -m "$DS_MODEL" | "$PYTHON" "$DSF" tokens - | has ' done '
 	"$PYTHON" "$DSF" set request hello some_new_key '{"of": "ours"}' >"$BATS_TEST_TMPDIR/in"
 	ds-prefill -m "$DS_MODEL" <"$BATS_TEST_TMPDIR/in" >/dev/null
 }
@@ -272,7 +272,7 @@ writers() {
 	script -qec "ds-prefill -f -m '$DS_MODEL' -i request" /dev/null >"$BATS_TEST_TMPDIR/tty" </dev/null
 	grep -qa DSF1 "$BATS_TEST_TMPDIR/tty"
 	script -qec "ds-token -m '$DS_MODEL' decode -i token" /dev/null >"$BATS_TEST_TMPDIR/tty" </dev/null
-	script -qec "ds-frame dump token" /dev/null </dev/null | grep -q hello
+	script -qec "ds-frame dump token" /dev/null </dev/null | has hello
 }
 
 @test "an output file is there when it is complete, and not when it is not" {

@@ -135,8 +135,8 @@ assert m["max_tokens"] == 4 and m["stop_ids"] == [8] and m["ignore_eos"] is True
 	check_refusal 65 "line 2: unknown key 'max_token'" "$status" err 'an unknown key'
 	ds-frame check frames
 	[ "$("$PYTHON" "$DSF" types frames | paste -sd ' ')" = 'hello request error request end' ]
-	requests <frames | grep -q 'line 2: unknown key'
-	printf '%s\n' '{"prompt": "a", "answer": 1, "skill": 2}' | token encode --jsonl --ignore answer,skill | requests | grep -q r0
+	requests <frames | has 'line 2: unknown key'
+	printf '%s\n' '{"prompt": "a", "answer": 1, "skill": 2}' | token encode --jsonl --ignore answer,skill | requests | has r0
 }
 
 @test "what a JSON line may not say: 65, and the key by name" {
@@ -214,7 +214,7 @@ assert m["max_tokens"] == 4 and m["stop_ids"] == [8] and m["ignore_eos"] is True
 @test "NUL bytes are text" {
 	printf 'a\0b' | token encode | requests >got
 	run -0 "$PYTHON" -c 'import json; assert len(json.load(open("got"))["ids"]) == 4'
-	printf 'a\0b' | token tokens | grep -qF '\x00'
+	printf 'a\0b' | token tokens | has -F '\x00'
 }
 
 @test "tokens: ids and pieces; parts of characters and control characters in escapes" {
@@ -338,7 +338,7 @@ w.write(15, 0, {"frames": w.seq, "bytes": w.bytes})' "$DS_ROOT/tests/bats" >fram
 }
 
 @test "encode states the model's vocabulary; a folder with a tokenizer only does as well" {
-	echo x | token encode | ds-frame dump | grep -q '"type":"hello".*"vocab":1024'
+	echo x | token encode | ds-frame dump | has '"type":"hello".*"vocab":1024'
 	mkdir only
 	cp "$DS_MODEL/tokenizer.json" "$DS_MODEL/tokenizer_config.json" only
 	echo x | limited ds-token -m only encode --chat | requests | cmp - <(echo x | token encode --chat | requests)
@@ -365,5 +365,5 @@ w.write(15, 0, {"frames": w.seq, "bytes": w.bytes})' "$DS_ROOT/tests/bats" >fram
 @test "the tokenizer of DeepSeek-V3 in its place" {
 	need_shared tokenizers/deepseek-v3/tokenizer.json
 	[ "$(printf 'Hello' | limited ds-token -m "$DS_SHARED/tokenizers/deepseek-v3" tokens | cut -f 1 | paste -sd ' ')" = '0 19923' ]
-	printf 'Hello' | limited ds-token -m "$DS_SHARED/tokenizers/deepseek-v3" encode --chat | requests | grep -q '"ids": \[0, 128803, 19923, 128804\]'
+	printf 'Hello' | limited ds-token -m "$DS_SHARED/tokenizers/deepseek-v3" encode --chat | requests | has '"ids": \[0, 128803, 19923, 128804\]'
 }

@@ -49,6 +49,13 @@ not_sanitized() {
 	[ -z "$DS_SANITIZE" ] || skip "not with -fsanitize=$DS_SANITIZE: $1"
 }
 
+# has [OPTION...] PATTERN: grep -q that reads all of its input, so that under pipefail the writer is not ended by SIGPIPE.
+has() {
+	local all
+	all=$(cat)
+	grep -q "$@" <<<"$all"
+}
+
 # limited COMMAND...: under a time limit, so that a hang is a failure (124).
 limited() {
 	timeout -k 5 "$LIMIT" "$@"

@@ -59,9 +59,11 @@ complain() {
 page_options() {
 	awk '/^\.It Fl / {
 		gsub(/\\/, "")
+		option = 1
 		for (i = 3; i <= NF; i++) {
-			if ($i == "Ar") { i++; continue }
-			if ($i == "Fl" || $i == ",") continue
+			if ($i == "Ar" || $i == "Cm") option = 0
+			if ($i == "Fl" || $i == ",") { option = 1; continue }
+			if (!option) continue
 			sub(/^-+/, "", $i)
 			print $i
 		}
@@ -130,7 +132,7 @@ page_options() {
 
 @test "an environment variable gives the default of a common option, and a bad one is refused by name" {
 	check() {
-		"$1" --options | cut -f 1 | grep -qx threads || return 0
+		"$1" --options | cut -f 1 | has -x threads || return 0
 		DS_THREADS=nonsense refused 64 'DS_THREADS' "$1" </dev/null || DS_THREADS=nonsense refused 78 'DS_THREADS' "$1" </dev/null
 	}
 	each check
