@@ -353,6 +353,12 @@ static int on_frame(void *ctx, struct source *src, struct frame *f, struct ds_er
 		if (j)
 			send_done(d, j, "cancelled");
 		return 0;
+	case FRAME_ERROR:
+	case FRAME_DONE: /* it failed or was cancelled upstream: the rest of it will not come */
+		j = find(d, src, f->stream);
+		if (j)
+			job_end(d, j);
+		return work_other(src, f, err);
 	default:
 		return work_other(src, f, err);
 	}

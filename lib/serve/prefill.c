@@ -179,22 +179,34 @@ static int take_request(struct prefill *p, struct source *src, struct frame *f)
 	return 0;
 }
 
+static struct job_list *list_of(struct prefill *p, const struct job *j)
+{
+	struct job_list *lists[] = { &p->waiting, &p->active, &p->sending };
+	struct job *k;
+
+	for (size_t i = 0; i < ARRAY_LEN(lists); i++)
+		TAILQ_FOREACH(k, lists[i], link)
+			if (k == j)
+				return lists[i];
+	return NULL;
+}
+
 static void cancel(struct prefill *p, const struct source *src, uint64_t stream)
 {
-	struct job *j = find(p, src, stream), *k;
-	struct job_list *lists[] = { &p->waiting, &p->active, &p->sending };
+	struct done done = { .reason = "cancelled" };
+	struct job *j = find(p, src, stream);
 
 	/* What is half sent must be finished: its reader counts on the rest. */
 	if (!j || j->sent)
 		return;
-	for (size_t i = 0; i < ARRAY_LEN(lists); i++)
-		TAILQ_FOREACH(k, lists[i], link)
-			if (k == j) {
-				TAILQ_REMOVE(lists[i], j, link);
-				source_release(j->src);
-				job_free(p, j);
-				return;
-			}
+	snprintf(done.id, sizeof(done.id), "%s", j->request.id);
+	done.usage = (struct usage){ .prompt = j->count, .miss = j->kv.length };
+	meta_reset(p->meta);
+	done_put(p->meta, &done);
+	stage_send(j->src, FRAME_DONE, stream, p->meta, NULL, 0, false);
+	TAILQ_REMOVE(list_of(p, j), j, link);
+	source_release(j->src);
+	job_free(p, j);
 }
 
 static int on_frame(void *ctx, struct source *src, struct frame *f, struct ds_err *err)

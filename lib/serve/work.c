@@ -113,7 +113,7 @@ int work_request(const struct work *w, const struct frame *f, struct request *r,
 
 int work_other(struct source *src, const struct frame *f, struct ds_err *err)
 {
-	if (f->type == FRAME_ERROR)
+	if (f->type == FRAME_ERROR || f->type == FRAME_DONE)
 		return stage_forward(src, f);
 	if (f->flags & FRAME_DROPPABLE || f->type == FRAME_STAT)
 		return 0;

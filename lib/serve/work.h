@@ -42,7 +42,7 @@ void work_hello(const struct work *w, struct hello *h, const char *program, cons
  * memory (DS_DATA, DS_CONFIG). */
 int work_request(const struct work *w, const struct frame *f, struct request *r, const uint32_t **ids, size_t *n, struct ds_err *err);
 
-/* A frame that a stage has no use for: ERROR travels on, a droppable one is dropped, any other is refused. */
+/* A frame that a stage has no use for: ERROR and DONE travel on, a droppable one is dropped, any other is refused. */
 int work_other(struct source *src, const struct frame *f, struct ds_err *err);
 
 /* The choice of the token at `position` from a segment's logits. */
