@@ -25,7 +25,8 @@
 struct kern_stream;
 
 /* threads >= 1.  set: "scalar", "avx2", "avx512", "avx512bf16", or NULL for $DS_KERNELS, else the best this CPU
- * runs.  "avx512" given by name means avx512bf16 where the CPU has it, "avx512f" never.  DS_CONFIG for a set the CPU lacks. */
+ * runs.  "avx512" given by name means avx512bf16 where the CPU has it, "avx512f" never.  DS_CONFIG for a set the CPU
+ * lacks. */
 int kern_stream_new(struct kern_stream **out, int threads, const char *set, struct ds_err *err);
 void kern_stream_free(struct kern_stream *s);
 const char *kern_set_name(const struct kern_stream *s);
@@ -48,14 +49,16 @@ enum act_kind {
 struct act {
 	enum act_kind kind;
 	size_t rows, cols;
-	size_t ld;          /* elements from row to row (F32: as given; packed kinds: cols rounded up to 128, zero padded) */
+	/* elements from row to row (F32: as given; packed kinds: cols rounded up to 128, zero padded) */
+	size_t ld;
 	const void *data;   /* float / uint16_t / uint8_t */
 	const float *scale; /* ACT_F8: [rows, ceil(cols/128)] */
 };
 
 /* Bytes of the buffer kern_pack needs (codes or bf16, then scales), 64-aligned. */
 size_t kern_pack_bytes(enum act_kind kind, size_t rows, size_t cols);
-/* Packs x [rows, ldx] into buf (64-aligned, kern_pack_bytes) and describes it in *a.  ACT_F32 copies nothing: it points at x. */
+/* Packs x [rows, ldx] into buf (64-aligned, kern_pack_bytes) and describes it in *a.  ACT_F32 copies nothing: it points
+ * at x. */
 void kern_pack(struct kern_stream *s, enum act_kind kind, bool ue8m0, const float *x, size_t rows, size_t cols,
 	size_t ldx, void *buf, struct act *a);
 
@@ -82,8 +85,8 @@ void kern_gemm(struct kern_stream *s, const struct gemm *g, size_t count);
 /* ---- rows ---- */
 
 /* y = x * rsqrt(mean(x^2) + eps) * w over the last cols of each row; w is F32 or BF16, [cols].  y may be x. */
-void kern_rmsnorm(struct kern_stream *s, float *y, size_t ldy, const float *x, size_t ldx, const struct mat *w, float eps,
-	size_t rows, size_t cols, bool round);
+void kern_rmsnorm(struct kern_stream *s, float *y, size_t ldy, const float *x, size_t ldx, const struct mat *w,
+	float eps, size_t rows, size_t cols, bool round);
 /* y += x, then rounded if asked. */
 void kern_add(struct kern_stream *s, float *y, const float *x, size_t n, bool round);
 /* y = silu(g) * u; y may be g.  With round, silu(g) and the product are rounded. */
@@ -96,7 +99,8 @@ void kern_rope(struct kern_stream *s, float *x, size_t ldx, size_t ldh, size_t h
 	size_t rows, bool round);
 /* y[r] = row ids[r] of table, widened to float32. */
 void kern_embed(struct kern_stream *s, float *y, size_t ldy, const struct mat *table, const uint32_t *ids, size_t rows);
-/* y[r] += sum over k in order of w[r][k] * x[slot[r][k]], summed in float32 from 0, then added to y and rounded if asked. */
+/* y[r] += sum over k in order of w[r][k] * x[slot[r][k]], summed in float32 from 0, then added to y and rounded if
+ * asked. */
 void kern_combine(struct kern_stream *s, float *y, size_t ldy, const float *x, size_t ldx, const uint32_t *slot,
 	const float *w, size_t top_k, size_t rows, size_t cols, bool round);
 
@@ -115,13 +119,15 @@ struct route {
 };
 
 /* logits [rows, experts] -> ids, weights [rows, top_k], best (biased) score first; in ties the lower index, for experts
- * and groups alike.  Masked groups count as -inf (inference/model.py).  A row of NaN still gives valid, distinct ids. */
-void kern_route(struct kern_stream *s, const struct route *r, const float *logits, size_t rows, uint32_t *ids, float *weights);
+ * and groups alike.  Masked groups count as -inf (inference/model.py).  A row of NaN still gives valid, distinct
+ * ids. */
+void kern_route(struct kern_stream *s, const struct route *r, const float *logits, size_t rows, uint32_t *ids,
+	float *weights);
 
 /* ---- attention over a paged latent cache ---- */
 
-/* A sequence's pages of one layer: page i holds tokens [i * page, (i+1) * page), each row [lora + rope]: the latent after
- * its norm, then the rotated key part.  Rows are F32 or BF16. */
+/* A sequence's pages of one layer: page i holds tokens [i * page, (i+1) * page), each row [lora + rope]: the latent
+ * after its norm, then the rotated key part.  Rows are F32 or BF16. */
 struct kv_pages {
 	void *const *pages;
 	size_t page;      /* tokens a page (64, a multiple of 16) */
@@ -132,9 +138,11 @@ struct kv_pages {
 struct attn_shape {
 	size_t heads, nope, rope, v, lora;
 	float scale;          /* on q . k */
-	const struct mat *kv_b; /* [heads * (nope + v), lora]: per head nope key rows, then v value rows; F8 is dequantised */
-	bool round;           /* BF16 arithmetic: keys, values, probabilities, absorbed queries and latents, outputs are rounded to
-	                       * bfloat16; scores, softmax and sums stay float32 */
+	/* [heads * (nope + v), lora]: per head nope key rows, then v value rows; F8 is dequantised */
+	const struct mat *kv_b;
+	/* BF16 arithmetic: keys, values, probabilities, absorbed queries and latents, outputs are rounded to bfloat16;
+	 * scores, softmax and sums stay float32 */
+	bool round;
 };
 
 struct attn_seg {
@@ -147,19 +155,21 @@ struct attn_seg {
 	struct kv_pages kv;
 };
 
-/* Working memory of a thread that attention may need for segments of up to `rows` rows: kern_reserve it beforehand, since
- * running out of memory later ends the process. */
+/* Working memory of a thread that attention may need for segments of up to `rows` rows: kern_reserve it beforehand,
+ * since running out of memory later ends the process. */
 size_t kern_attn_bytes(const struct kern_stream *s, const struct attn_shape *a, const struct kv_pages *kv, size_t rows);
-/* Expanded form (prefill): keys and values of each head are made from the latents.  Absorbed form (decode): the query is taken
- * into the latent space and the answer out of it.  Online softmax over pages at absolute positions, so that chunking cannot
- * change a bit; a row's result depends on its position and the cache only.  Rows of the cache beyond a row's position are
- * never read (they may be NaN). */
+/* Expanded form (prefill): keys and values of each head are made from the latents.  Absorbed form (decode): the query
+ * is taken into the latent space and the answer out of it.  Online softmax over pages at absolute positions, so that
+ * chunking cannot change a bit; a row's result depends on its position and the cache only.  Rows of the cache beyond a
+ * row's position are never read (they may be NaN). */
 void kern_attn_expanded(struct kern_stream *s, const struct attn_shape *a, const struct attn_seg *segs, size_t count);
 void kern_attn_absorbed(struct kern_stream *s, const struct attn_shape *a, const struct attn_seg *segs, size_t count);
 
 /* ---- sampling ---- */
 
-/* For each row of logits [rows, ld]: the index of its largest value (lowest index in ties, NaN never wins) and log(sum exp(x)). */
-void kern_argmax_lse(struct kern_stream *s, const float *logits, size_t ld, size_t rows, size_t cols, uint32_t *argmax, double *lse);
+/* For each row of logits [rows, ld]: the index of its largest value (lowest index in ties, NaN never wins) and log(sum
+ * exp(x)). */
+void kern_argmax_lse(struct kern_stream *s, const float *logits, size_t ld, size_t rows, size_t cols, uint32_t *argmax,
+	double *lse);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Products of bfloat16 pairs with float32 sums (VDPBF16PS): BF16 by BF16, and FP8 by FP8, whose codes are exact in bfloat16.
- * All other pairs are AVX-512's.  The instruction takes subnormals for zero; no e4m3 code becomes one.
+ * Products of bfloat16 pairs with float32 sums (VDPBF16PS): BF16 by BF16, and FP8 by FP8, whose codes are exact in
+ * bfloat16. All other pairs are AVX-512's.  The instruction takes subnormals for zero; no e4m3 code becomes one.
  */
 #include "kernels/cpu/vec_avx512.h"
 #include "kernels/cpu/widen.h"

@@ -10,13 +10,13 @@
  *   TILE_M, TILE_N    the tile of plain products, BLOCK_M, BLOCK_N: of those scaled by blocks; DIRECT_M
  *   SET(name)         the name of the product made
  *
- * The order of a sum, the same in every path: lane j of the accumulator of (row, weight row) takes the elements that fall to
- * it step by step; with blocks of scales the lanes of a block's 128 columns are summed from zero, then added as
- * fma(lane, s_x * s_w, acc).  In the end the lanes are summed by v_sum4's tree.  Nothing else is ever added, so that neither
- * the tile's shape nor its place matters; columns past the end are zeros up to a multiple of STEP in all paths.
+ * The order of a sum, the same in every path: lane j of the accumulator of (row, weight row) takes the elements that
+ * fall to it step by step; with blocks of scales the lanes of a block's 128 columns are summed from zero, then added as
+ * fma(lane, s_x * s_w, acc).  In the end the lanes are summed by v_sum4's tree.  Nothing else is ever added, so that
+ * neither the tile's shape nor its place matters; columns past the end are zeros up to a multiple of STEP in all paths.
  *
- * Few rows (DIRECT): weights are converted in registers on their way from memory.  Many: a panel of weights and one of rows
- * are packed into the desk, KC columns at a time, and all tiles of the panels are worked through; the accumulators
+ * Few rows (DIRECT): weights are converted in registers on their way from memory.  Many: a panel of weights and one of
+ * rows are packed into the desk, KC columns at a time, and all tiles of the panels are worked through; the accumulators
  * rest in the desk meanwhile.
  */
 #include <string.h>
@@ -24,7 +24,11 @@
 #include "kernels/cpu/widen.h"
 
 #define INLINE static inline __attribute__((always_inline))
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define UNROLL /* not a matter of results, but of minutes of compiling */
+#else
 #define UNROLL _Pragma("GCC unroll 8")
+#endif
 
 enum {
 	PANEL_M = 64, PANEL_N = 64,
@@ -89,8 +93,8 @@ INLINE void block_packed(const size_t M, const size_t N, VF (*acc)[N_MOST], cons
 }
 
 /* One whole block of 128 columns, the weights taken from memory; `ahead` bytes further lies what is wanted next. */
-INLINE void steps_direct(const size_t M, const size_t N, const enum src src, VF (*acc)[N_MOST], const ELEM *x, size_t ldx,
-	const uint8_t *p, size_t ldp, size_t ahead)
+INLINE void steps_direct(const size_t M, const size_t N, const enum src src, VF (*acc)[N_MOST], const ELEM *x,
+	size_t ldx, const uint8_t *p, size_t ldp, size_t ahead)
 {
 	const size_t units = src == SRC_F8 ? F8_UNITS : 1, bytes = FP8_BLOCK * src_size(src);
 
@@ -112,7 +116,8 @@ INLINE void steps_direct(const size_t M, const size_t N, const enum src src, VF 
 	}
 }
 
-INLINE void scale_block(const size_t M, const size_t N, VF (*acc)[N_MOST], VF (*dot)[N_MOST], const float *s, size_t lds)
+INLINE void scale_block(const size_t M, const size_t N, VF (*acc)[N_MOST], VF (*dot)[N_MOST], const float *s,
+	size_t lds)
 {
 	UNROLL for (size_t m = 0; m < M; m++)
 		UNROLL for (size_t n = 0; n < N; n++) {
@@ -226,11 +231,9 @@ static tile_fn *const direct[2][SRC_COUNT][M_MOST][2] = { TILE_LIST };
 /* s_x * s_w of rows [m0, m0 + m) and weight row n, for the blocks of columns [k, k + len). */
 static void scales(float *s, size_t lds, const struct gemm *g, size_t m0, size_t m, size_t n, size_t k, size_t len)
 {
-	size_t ld = (g->x->cols + FP8_BLOCK - 1) / FP8_BLOCK, first = k / FP8_BLOCK;
-
 	for (size_t i = 0; i < m; i++)
 		for (size_t b = 0; b * FP8_BLOCK < len; b++)
-			s[i * lds + b] = g->x->scale[act_row(g, m0 + i) * ld + first + b] *
+			s[i * lds + b] = act_scale(g->x, act_row(g, m0 + i), k + b * FP8_BLOCK) *
 			                 mat_scale(g->w, n, k + b * FP8_BLOCK) * F8_FACTOR;
 }
 
@@ -321,7 +324,8 @@ static void all_tiles(const struct tile *panel, size_t m0, size_t m, size_t n0, 
 static void many_rows(const struct gemm *g, size_t m0, size_t m, size_t n0, size_t n, bool blocks)
 {
 	struct desk *d = isa_desk;
-	struct tile t = { .x = d->x, .ldx = LD, .w = d->w, .g = g, .s = d->s, .lds = KC / FP8_BLOCK, .spill = d->spill };
+	struct tile t = { .x = d->x, .ldx = LD, .w = d->w, .g = g, .s = d->s, .lds = KC / FP8_BLOCK,
+		.spill = d->spill };
 
 	for (size_t k = 0; k == 0 || k < g->w->cols; k += KC) {
 		t.k = k;

@@ -12,17 +12,19 @@ struct attn_task;
 struct isa {
 	const char *name;
 
-	/* y[i][n] of product g for rows i in [m0, m1) and weight rows n in [n0, n1).  No two threads may be given the same
-	 * y; any cut into ranges gives the same bits. */
+	/* y[i][n] of product g for rows i in [m0, m1) and weight rows n in [n0, n1).  No two threads may be given the
+	 * same y; any cut into ranges gives the same bits. */
 	void (*gemm)(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_t n1);
-	/* y[c] = sum over r of x[r] * w[r][c], r in order, c in [0, w->cols): the transposed product of the absorbed query. */
+	/* y[c] = sum over r of x[r] * w[r][c], r in order, c in [0, w->cols): the transposed product of the absorbed
+	 * query. */
 	void (*gemv_t)(float *y, const float *x, const struct mat *w);
 
 	void (*pack_bf16)(uint16_t *y, const float *x, size_t n);
-	void (*quant)(uint8_t *codes, float *scales, const float *x, size_t cols, bool ue8m0); /* one row, no padding */
+	/* one row each; quant pads nothing */
+	void (*quant)(uint8_t *codes, float *scales, const float *x, size_t cols, bool ue8m0);
 	void (*round)(float *x, size_t n);
-	void (*rmsnorm)(float *y, const float *x, const struct mat *w, float eps, size_t cols, bool round); /* one row */
-	void (*swiglu)(float *y, const float *g, const float *u, size_t cols, bool round);                   /* one row */
+	void (*rmsnorm)(float *y, const float *x, const struct mat *w, float eps, size_t cols, bool round);
+	void (*swiglu)(float *y, const float *g, const float *u, size_t cols, bool round);
 
 	/* Largest value of x [n] and its lowest index; NaN never wins; -inf and 0 when there is nothing else. */
 	float (*argmax)(const float *x, size_t n, uint32_t *index);

@@ -58,8 +58,7 @@ static void gemm_slab(const struct gemm *g, size_t m0, size_t m1, size_t n)
 			double d = dot(act_cols(x, r, c, len, buf), w, len);
 
 			if (blocks)
-				acc[m - m0] += ((float)d * x->scale[r * ((x->cols + FP8_BLOCK - 1) / FP8_BLOCK) + c / FP8_BLOCK])
-				               * mat_scale(g->w, n, c);
+				acc[m - m0] += ((float)d * act_scale(x, r, c)) * mat_scale(g->w, n, c);
 			else
 				sum[m - m0] += d;
 		}

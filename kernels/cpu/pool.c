@@ -131,7 +131,8 @@ int pool_init(struct pool *p, int threads, struct ds_err *err)
 
 	memset(p, 0, sizeof(*p));
 	p->threads = threads;
-	p->spin = threads <= cpus() ? SPIN : 0; /* with more threads than CPUs a spinning one keeps another from its work */
+	/* with more threads than CPUs a spinning one keeps another from its work */
+	p->spin = threads <= cpus() ? SPIN : 0;
 	pthread_mutex_init(&p->lock, NULL);
 	pthread_cond_init(&p->work, NULL);
 	pthread_cond_init(&p->finished, NULL);
@@ -157,7 +158,8 @@ int pool_init(struct pool *p, int threads, struct ds_err *err)
 		rc = pthread_create(&p->helpers[p->started], NULL, pool_helper, h);
 		if (rc) {
 			pool_free(p);
-			return err_set(err, DS_OS, "cannot start thread %d of %d: %s", h->worker + 1, threads, strerror(rc));
+			return err_set(err, DS_OS, "cannot start thread %d of %d: %s", h->worker + 1, threads,
+				strerror(rc));
 		}
 	}
 	return 0;

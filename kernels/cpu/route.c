@@ -131,7 +131,8 @@ static void route_rows(void *arg, size_t item, int worker)
 		route_row(r, &d, j->logits + i * r->experts, j->ids + i * r->top_k, j->weights + i * r->top_k);
 }
 
-void kern_route(struct kern_stream *s, const struct route *r, const float *logits, size_t rows, uint32_t *ids, float *weights)
+void kern_route(struct kern_stream *s, const struct route *r, const float *logits, size_t rows, uint32_t *ids,
+	float *weights)
 {
 	struct route_job j = { r, logits, kern_rows_per_item(s, rows, r->experts * 16), rows, ids, weights, s };
 

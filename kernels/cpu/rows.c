@@ -1,4 +1,7 @@
-/* Operations on rows: spread over threads, each row by the stream's instruction set or, where there is little to do, in C. */
+/*
+ * Operations on rows: spread over threads, each row by the stream's instruction set or, where there is little to do,
+ * in C.
+ */
 #include <math.h>
 
 #include "base/mem.h"
@@ -82,8 +85,8 @@ void kern_pack(struct kern_stream *s, enum act_kind kind, bool ue8m0, const floa
 	size_t ldx, void *buf, struct act *a)
 {
 	size_t ld = packed_ld(cols);
-	struct pack_job j = { .isa = s->isa, .split = split_rows(s, rows, cols), .x = x, .ldx = ldx, .cols = cols, .ld = ld,
-		.ue8m0 = ue8m0 };
+	struct pack_job j = { .isa = s->isa, .split = split_rows(s, rows, cols), .x = x, .ldx = ldx, .cols = cols,
+		.ld = ld, .ue8m0 = ue8m0 };
 
 	*a = (struct act){ .kind = kind, .rows = rows, .cols = cols, .ld = ld, .data = buf };
 	switch (kind) {
@@ -125,11 +128,11 @@ static void norm_rows(void *arg, size_t item, int worker)
 		j->isa->rmsnorm(j->y + r * j->ldy, j->x + r * j->ldx, j->w, j->eps, j->cols, j->round);
 }
 
-void kern_rmsnorm(struct kern_stream *s, float *y, size_t ldy, const float *x, size_t ldx, const struct mat *w, float eps,
-	size_t rows, size_t cols, bool round)
+void kern_rmsnorm(struct kern_stream *s, float *y, size_t ldy, const float *x, size_t ldx, const struct mat *w,
+	float eps, size_t rows, size_t cols, bool round)
 {
-	struct row_job j = { .isa = s->isa, .split = split_rows(s, rows, cols), .y = y, .ldy = ldy, .x = x, .ldx = ldx, .w = w,
-		.eps = eps, .cols = cols, .round = round };
+	struct row_job j = { .isa = s->isa, .split = split_rows(s, rows, cols), .y = y, .ldy = ldy, .x = x, .ldx = ldx,
+		.w = w, .eps = eps, .cols = cols, .round = round };
 
 	pool_run(&s->pool, split_items(j.split), norm_rows, &j);
 }
@@ -146,8 +149,8 @@ static void swiglu_rows(void *arg, size_t item, int worker)
 void kern_swiglu(struct kern_stream *s, float *y, size_t ldy, const float *g, size_t ldg, const float *u, size_t ldu,
 	size_t rows, size_t cols, bool round)
 {
-	struct row_job j = { .isa = s->isa, .split = split_rows(s, rows, cols * 4), .y = y, .ldy = ldy, .x = g, .ldx = ldg,
-		.u = u, .ldu = ldu, .cols = cols, .round = round };
+	struct row_job j = { .isa = s->isa, .split = split_rows(s, rows, cols * 4), .y = y, .ldy = ldy, .x = g,
+		.ldx = ldg, .u = u, .ldu = ldu, .cols = cols, .round = round };
 
 	pool_run(&s->pool, split_items(j.split), swiglu_rows, &j);
 }
@@ -306,7 +309,8 @@ static void combine_rows(void *arg, size_t item, int worker)
 void kern_combine(struct kern_stream *s, float *y, size_t ldy, const float *x, size_t ldx, const uint32_t *slot,
 	const float *w, size_t top_k, size_t rows, size_t cols, bool round)
 {
-	struct combine_job j = { s->isa, split_rows(s, rows, cols * (top_k + 1)), y, ldy, x, ldx, slot, w, top_k, cols, round };
+	struct combine_job j = { s->isa, split_rows(s, rows, cols * (top_k + 1)), y, ldy, x, ldx, slot, w, top_k, cols,
+		round };
 
 	pool_run(&s->pool, split_items(j.split), combine_rows, &j);
 }
@@ -332,7 +336,8 @@ static void argmax_row(void *arg, size_t r, int worker)
 	j->lse[r] = isinf(max) ? (double)max : (double)max + log(j->isa->sum_exp(x, j->cols, max));
 }
 
-void kern_argmax_lse(struct kern_stream *s, const float *logits, size_t ld, size_t rows, size_t cols, uint32_t *argmax, double *lse)
+void kern_argmax_lse(struct kern_stream *s, const float *logits, size_t ld, size_t rows, size_t cols, uint32_t *argmax,
+	double *lse)
 {
 	struct argmax_job j = { s->isa, logits, ld, cols, argmax, lse };
 

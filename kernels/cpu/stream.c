@@ -1,5 +1,6 @@
 #include "kernels/cpu/stream.h"
 
+#include <cpuid.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +12,17 @@ float isa_e4m3[256];
 uint8_t isa_e4m3_bf16[2][128] __attribute__((aligned(64)));
 _Thread_local void *isa_desk;
 
+/* Not all compilers' __builtin_cpu_supports know of it. */
+static bool has_f16c(void)
+{
+	unsigned a, b, c, d;
+
+	return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
 static bool has_avx2(void)
 {
-	return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+	return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
 static bool has_avx512(void)

@@ -93,8 +93,8 @@ static inline VF v_load_f16(const uint16_t *p)
 	return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
 /*
- * Values of e4m3 codes divided by 2^8: with the bits moved up by 7 places a code is the float16 of that value, its subnormals
- * included; only the NaN needs help.
+ * Values of e4m3 codes divided by 2^8: with the bits moved up by 7 places a code is the float16 of that value, its
+ * subnormals included; only the NaN needs help.
  */
 static inline VF v_load_f8(const uint8_t *p)
 {
@@ -118,7 +118,8 @@ static inline void v_store_f8(uint8_t *p, VF v)
 	__m128i w;
 
 	c = _mm256_blendv_epi8(c, tiny, small);
-	c = _mm256_or_si256(c, _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(v), 24), _mm256_set1_epi32(0x80)));
+	c = _mm256_or_si256(c, _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(v), 24),
+		_mm256_set1_epi32(0x80)));
 	c = _mm256_blendv_epi8(c, _mm256_set1_epi32(0x7f), nan);
 	w = v_narrow(c);
 	_mm_storel_epi64((__m128i *)(void *)p, _mm_packus_epi16(w, w));

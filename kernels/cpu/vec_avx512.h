@@ -70,8 +70,8 @@ static inline VF v_load_f16(const uint16_t *p)
 	return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
 }
 /*
- * Values of e4m3 codes divided by 2^8: with the bits moved up by 7 places a code is the float16 of that value, its subnormals
- * included; only the NaN needs help.
+ * Values of e4m3 codes divided by 2^8: with the bits moved up by 7 places a code is the float16 of that value, its
+ * subnormals included; only the NaN needs help.
  */
 static inline VF v_load_f8(const uint8_t *p)
 {
@@ -89,11 +89,13 @@ static inline void v_store_f8(uint8_t *p, VF v)
 	__m512i normal = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7ffff))), 20);
 	/* adding 2^14 leaves steps of 2^-9, those of e4m3's subnormals */
 	__m512i tiny = _mm512_sub_epi32(_mm512_castps_si512(v_add(a, v_set1(16384.0f))), _mm512_set1_epi32(0x46800000));
-	__mmask16 small = _mm512_cmp_ps_mask(a, v_set1(0x1p-6f), _CMP_LT_OQ), nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+	__mmask16 small = _mm512_cmp_ps_mask(a, v_set1(0x1p-6f), _CMP_LT_OQ);
+	__mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
 	__m512i c = _mm512_min_epi32(_mm512_sub_epi32(normal, _mm512_set1_epi32(120 << 3)), _mm512_set1_epi32(0x7e));
 
 	c = _mm512_mask_mov_epi32(c, small, tiny);
-	c = _mm512_or_si512(c, _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(v), 24), _mm512_set1_epi32(0x80)));
+	c = _mm512_or_si512(c, _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(v), 24),
+		_mm512_set1_epi32(0x80)));
 	c = _mm512_mask_mov_epi32(c, nan, _mm512_set1_epi32(0x7f));
 	_mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(c));
 }

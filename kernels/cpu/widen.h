@@ -48,6 +48,12 @@ static inline void mat_widen(float *y, const struct mat *m, size_t row, size_t c
 	}
 }
 
+/* Scale of the block that column c of row r of a packed F8 activation lies in. */
+static inline float act_scale(const struct act *x, size_t r, size_t c)
+{
+	return x->scale[r * ((x->cols + FP8_BLOCK - 1) / FP8_BLOCK) + c / FP8_BLOCK];
+}
+
 static inline size_t act_row(const struct gemm *g, size_t i)
 {
 	return g->gather ? g->gather[i] : g->row0 + i;

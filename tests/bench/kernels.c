@@ -1,5 +1,6 @@
 /*
- * Speed of the matrix products beside what this machine can do: reading memory (products of few rows) and multiplying (products of many).
+ * Speed of the matrix products beside what this machine can do: reading memory (products of few rows) and multiplying
+ * (products of many).
  * Usage: kernels [COLS ROWS]; prints one line a case.
  */
 #include <stdio.h>
@@ -107,7 +108,8 @@ __attribute__((target("avx2,fma"))) static void spin_256(void *arg, size_t i, in
 }
 #endif
 
-/* The set's fastest multiply-add in operations a second (2 for a product and its sum); 0 where there is no loop for it. */
+/* The set's fastest multiply-add in operations a second (2 for a product and its sum); 0 where there is no loop for
+ * it. */
 static double peak_speed(struct kern_stream *s)
 {
 	double best = 0;
@@ -143,7 +145,8 @@ struct weights {
 	size_t rows, cols;
 };
 
-static double product_seconds(struct kern_stream *s, const struct weights *w, enum act_kind kind, const struct act *x, float *y)
+static double product_seconds(struct kern_stream *s, const struct weights *w, enum act_kind kind, const struct act *x,
+	float *y)
 {
 	size_t esize = kind == ACT_F8 ? 1 : 2, each = w->rows * w->cols * esize, count = w->bytes / each;
 	struct mat m = { .scale = w->scale, .rows = w->rows, .cols = w->cols, .ld = w->cols,
@@ -184,9 +187,10 @@ static void bench_kind(struct kern_stream *s, const struct weights *w, enum act_
 			x[k] = (float)random_unit(1, k) - 0.5f;
 		kern_pack(s, kind, false, x, m, w->cols, w->cols, buf, &a);
 		t = product_seconds(s, w, kind, &a, y);
-		printf("%-10s %d threads  %-4s rows %3zu: %6.1f GB/s (%3.0f%% of reading)  %6.1f GFLOP/s (%3.0f%% of peak)\n",
-			kern_set_name(s), kern_threads(s), kind == ACT_F8 ? "FP8" : "BF16", m, bytes / t / 1e9, 100 * bytes / t / read,
-			ops / t / 1e9, peak > 0 ? 100 * ops / t / peak : 0.0);
+		printf("%-10s %d threads  %-4s rows %3zu: %6.1f GB/s (%3.0f%% of reading)"
+			"  %6.1f GFLOP/s (%3.0f%% of peak)\n",
+			kern_set_name(s), kern_threads(s), kind == ACT_F8 ? "FP8" : "BF16", m, bytes / t / 1e9,
+			100 * bytes / t / read, ops / t / 1e9, peak > 0 ? 100 * ops / t / peak : 0.0);
 		fflush(stdout);
 		free(x);
 		free(y);
@@ -221,8 +225,8 @@ int main(int argc, char **argv)
 		}
 		read = read_speed(s, w.p, w.bytes);
 		peak = peak_speed(s);
-		printf("%-10s %d threads  reads %.1f GB/s, multiplies at %.1f GFLOP/s\n", kern_set_name(s), threads, read / 1e9,
-			peak / 1e9);
+		printf("%-10s %d threads  reads %.1f GB/s, multiplies at %.1f GFLOP/s\n", kern_set_name(s), threads,
+			read / 1e9, peak / 1e9);
 		bench_kind(s, &w, ACT_BF16, read, peak);
 		bench_kind(s, &w, ACT_F8, read, peak);
 		kern_stream_free(s);

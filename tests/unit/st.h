@@ -38,7 +38,8 @@ TAP_USED static struct st st_open(const char *path)
 TAP_USED static void *st_get(const struct st *s, const char *name, size_t *bytes)
 {
 	json_t *t = json_object_get(s->head, name), *at = json_object_get(t, "data_offsets");
-	size_t a = (size_t)json_integer_value(json_array_get(at, 0)), b = (size_t)json_integer_value(json_array_get(at, 1));
+	size_t a = (size_t)json_integer_value(json_array_get(at, 0));
+	size_t b = (size_t)json_integer_value(json_array_get(at, 1));
 	void *p;
 
 	if (!t || b < a || !(p = malloc(b - a + 1)))

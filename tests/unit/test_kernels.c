@@ -1,6 +1,6 @@
 /*
- * Every kernel set that this CPU runs, on shapes of all sorts: against sums in double precision, and against itself, bit by bit,
- * whatever the number of rows, their place, the tiling and the threads (law 2).
+ * Every kernel set that this CPU runs, on shapes of all sorts: against sums in double precision, and against itself,
+ * bit by bit, whatever the number of rows, their place, the tiling and the threads (law 2).
  */
 #include <float.h>
 #include <math.h>
@@ -54,7 +54,7 @@ static struct weight weight_new(enum dtype type, size_t rows, size_t cols, size_
 		else if (type == DT_BF16)
 			((uint16_t *)w.data)[i] = f32_to_bf16(v);
 		else if (type == DT_F16)
-			((uint16_t *)w.data)[i] = gap ? 0x7e00 : (uint16_t)(0x2c00 | (random_bits(3, draws++) & 0x8fff));
+			((uint16_t *)w.data)[i] = gap ? 0x7e00 : 0x2c00 | (uint16_t)(random_bits(3, draws++) & 0x8fff);
 		else
 			((uint8_t *)w.data)[i] = gap ? 0x7f : f32_to_e4m3(v * 60);
 	}
@@ -88,7 +88,8 @@ static double weight_at(const struct mat *m, size_t r, size_t c)
 	case DT_F16:
 		return f16_to_f32(((const uint16_t *)m->data)[i]);
 	default:
-		return (double)e4m3_to_f32(((const uint8_t *)m->data)[i]) * m->scale[(m->row0 + r) / 128 * m->scale_ld + c / 128];
+		return (double)e4m3_to_f32(((const uint8_t *)m->data)[i]) *
+		       m->scale[(m->row0 + r) / 128 * m->scale_ld + c / 128];
 	}
 }
 
@@ -100,7 +101,8 @@ static double act_at(const struct act *a, size_t r, size_t c)
 	case ACT_BF16:
 		return bf16_to_f32(((const uint16_t *)a->data)[r * a->ld + c]);
 	default:
-		return (double)e4m3_to_f32(((const uint8_t *)a->data)[r * a->ld + c]) * a->scale[r * ((a->cols + 127) / 128) + c / 128];
+		return (double)e4m3_to_f32(((const uint8_t *)a->data)[r * a->ld + c]) *
+		       a->scale[r * ((a->cols + 127) / 128) + c / 128];
 	}
 }
 
@@ -150,7 +152,8 @@ static const struct pair {
 static const struct shape {
 	size_t rows, n, k, row0;
 } shapes[] = {
-	{ 3, 5, 1, 0 }, { 65, 1, 7, 0 }, { 4, 136, 48, 60 }, { 7, 33, 130, 120 }, { 70, 136, 576, 100 }, { 9, 70, 1400, 127 },
+	{ 3, 5, 1, 0 }, { 65, 1, 7, 0 }, { 4, 136, 48, 60 }, { 7, 33, 130, 120 }, { 70, 136, 576, 100 },
+	{ 9, 70, 1400, 127 },
 	{ 131, 40, 256, 0 }, { 2, 17, 12345, 3 }, { 6, 9, 2200, 0 }, { 2, 5, 90000, 0 },
 };
 
@@ -210,10 +213,10 @@ static void test_product(struct kern_stream *const streams[2], const struct pair
 	kern_pack(streams[0], p->act, false, x, s->rows, s->k, ldx, buf, &a);
 	kern_gemm(streams[0], &g, 1);
 	error = error_of(&g);
-	tap_ok(error <= 1, "%s %s [%zu, %zu] x [%zu]: error %.2g of what is allowed", kern_set_name(streams[0]), p->name, s->rows,
-		s->k, s->n, error);
-	tap_ok(same_bits(streams, &a, &w.m, y), "%s %s [%zu, %zu] x [%zu]: same bits in any company", kern_set_name(streams[0]),
-		p->name, s->rows, s->k, s->n);
+	tap_ok(error <= 1, "%s %s [%zu, %zu] x [%zu]: error %.2g of what is allowed", kern_set_name(streams[0]),
+		p->name, s->rows, s->k, s->n, error);
+	tap_ok(same_bits(streams, &a, &w.m, y), "%s %s [%zu, %zu] x [%zu]: same bits in any company",
+		kern_set_name(streams[0]), p->name, s->rows, s->k, s->n);
 	g.y = rounded;
 	g.round = true;
 	kern_gemm(streams[1], &g, 1);
@@ -247,7 +250,8 @@ static void test_group(struct kern_stream *const streams[2])
 	kern_pack(streams[1], ACT_F8, true, x, ROWS, K, K, buf, &a);
 	for (size_t i = 0; i < COUNT; i++) {
 		m[i] = mat_rows(&w.m, i * N, N);
-		g[i] = (struct gemm){ .y = y + i * ROWS * N, .ldy = N, .x = &a, .w = &m[i], .row0 = 0, .rows = i % (ROWS + 1) };
+		g[i] = (struct gemm){ .y = y + i * ROWS * N, .ldy = N, .x = &a, .w = &m[i], .row0 = 0,
+			.rows = i % (ROWS + 1) };
 	}
 	kern_gemm(streams[1], g, COUNT);
 	for (size_t i = 0; i < COUNT; i++) {

@@ -1,6 +1,6 @@
 /*
- * Every kernel set that this CPU runs against the goldens of the reference (tests/golden/unit): e4m3, quantisation, the scaled
- * product, norm, SwiGLU, rope, routing.
+ * Every kernel set that this CPU runs against the goldens of the reference (tests/golden/unit): e4m3, quantisation, the
+ * scaled product, norm, SwiGLU, rope, routing.
  */
 #include <float.h>
 #include <math.h>
@@ -48,7 +48,8 @@ static void test_decode(const float *want)
 	static uint8_t codes[256][384];
 	float scale[6] = { 1, 1, 1, 1, 1, 1 }, y[256], *x = need(384 * sizeof(float)), expect[256];
 	void *buf = need(kern_pack_bytes(ACT_F8, 1, 384));
-	struct mat w = { .data = codes, .scale = scale, .rows = 256, .cols = 384, .ld = 384, .scale_ld = 3, .type = DT_F8_E4M3 };
+	struct mat w = { .data = codes, .scale = scale, .rows = 256, .cols = 384, .ld = 384, .scale_ld = 3,
+		.type = DT_F8_E4M3 };
 
 	for (size_t i = 0; i < 384; i++)
 		x[i] = 448;
@@ -147,7 +148,8 @@ static void test_scaled(const struct st *f, const char *tag, bool ue8m0, const f
 
 			for (size_t k = 0; k < K; k++)
 				abs += fabs((double)e4m3_to_f32(codes[m * K + k]) * scales[m * B + k / 128] *
-				            e4m3_to_f32(((const uint8_t *)w->data)[n * K + k]) * w->scale[n / 128 * B + k / 128]);
+				            e4m3_to_f32(((const uint8_t *)w->data)[n * K + k]) *
+				            w->scale[n / 128 * B + k / 128]);
 			d = fabs((double)y[m * N + n] - want[m * N + n]) / (abs + DBL_MIN);
 			if (!(d <= worst))
 				worst = d;
@@ -162,9 +164,11 @@ static void test_scaled(const struct st *f, const char *tag, bool ue8m0, const f
 static void test_quant(void)
 {
 	struct st f = st_open(GOLDEN "quant.safetensors");
-	float *x = st_get(&f, "x", NULL), *scale = st_get(&f, "w.scale_inv", NULL), *dequant = st_get(&f, "w.dequant", NULL);
+	float *x = st_get(&f, "x", NULL), *scale = st_get(&f, "w.scale_inv", NULL);
+	float *dequant = st_get(&f, "w.dequant", NULL);
 	uint8_t *codes = st_get(&f, "w.codes", NULL);
-	struct mat w = { .data = codes, .scale = scale, .rows = N, .cols = K, .ld = K, .scale_ld = B, .type = DT_F8_E4M3 };
+	struct mat w = { .data = codes, .scale = scale, .rows = N, .cols = K, .ld = K, .scale_ld = B,
+		.type = DT_F8_E4M3 };
 	float *wide = need(N * K * sizeof(float)), column[N];
 	uint32_t ids[N];
 	struct act a = { .kind = ACT_F32, .rows = 1, .cols = K, .ld = K };
