@@ -160,13 +160,14 @@ static void decode(struct setup *s, size_t batch, size_t depth, double read)
 
 static void throughput(const char *dir, int threads)
 {
-	struct kern_stream *stream;
+	struct kern_stream *stream = NULL;
 	struct ds_err err;
 	double read, peak;
 	struct setup s;
 	char *memory = mem_aligned(READ_BYTES);
+	int rc = memory ? kern_stream_new(&stream, threads, NULL, &err) : err_nomem(&err, READ_BYTES, "the bandwidth test");
 
-	if (!memory || kern_stream_new(&stream, threads, NULL, &err))
+	if (rc)
 		die(&err);
 	memset(memory, 1, READ_BYTES);
 	read = limit_read(stream, memory, READ_BYTES);
