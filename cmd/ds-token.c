@@ -12,24 +12,32 @@ static struct token_options tok;
 static const struct opt options[] = {
 	{ .name = "model", .letter = 'm', .arg = "DIR", .help = "folder with tokenizer.json", .type = OPT_STR,
 	  .dst = &tok.model, .env = true },
-	{ .name = "chat", .help = "the text is a message of the user: render the chat template", .type = OPT_FLAG, .dst = &tok.chat },
-	{ .name = "system", .arg = "TEXT", .help = "system prompt, where the messages have none", .type = OPT_STR, .dst = &tok.system },
-	{ .name = "var", .arg = "NAME=VALUE", .help = "variable for the chat template, JSON or text", .type = OPT_LIST, .dst = &tok.vars },
+	{ .name = "chat", .help = "the text is a message of the user: render the chat template", .type = OPT_FLAG,
+	  .dst = &tok.chat },
+	{ .name = "system", .arg = "TEXT", .help = "system prompt, where the messages have none", .type = OPT_STR,
+	  .dst = &tok.system },
+	{ .name = "var", .arg = "NAME=VALUE", .help = "variable for the chat template, JSON or text", .type = OPT_LIST,
+	  .dst = &tok.vars },
 	{ .name = "lines", .help = "encode: each line is a prompt", .type = OPT_FLAG, .dst = &tok.lines },
-	{ .name = "jsonl", .help = "encode: each line is a JSON object; decode: write such lines", .type = OPT_FLAG, .dst = &tok.jsonl },
-	{ .name = "ignore", .arg = "KEYS", .help = "pass over these keys of the JSON objects", .type = OPT_LIST, .dst = &tok.ignore },
-	{ .name = "id", .arg = "NAME", .help = "the request's id, or what ids begin with ('r')", .type = OPT_STR, .dst = &tok.id },
-	{ .name = "max-tokens", .arg = "N", .help = "most tokens of an answer (0: up to the context's end)", .def = "0", .type = OPT_INT,
-	  .dst = &tok.max_tokens, .max = UINT32_MAX },
-	{ .name = "temperature", .arg = "T", .help = "0: the likeliest token always", .def = "0", .type = OPT_REAL, .dst = &tok.temperature,
-	  .rmin = 0, .rmax = 100 },
-	{ .name = "top-p", .arg = "P", .help = "choose among the likeliest that make up P", .def = "1", .type = OPT_REAL, .dst = &tok.top_p, .rmin = 0,
-	  .rmax = 1 },
-	{ .name = "top-k", .arg = "K", .help = "choose among the K likeliest (0: all)", .def = "0", .type = OPT_INT, .dst = &tok.top_k,
-	  .max = UINT32_MAX },
-	{ .name = "seed", .arg = "S", .help = "seed of the choices", .def = "0", .type = OPT_INT, .dst = &tok.seed, .max = INT64_MAX },
+	{ .name = "jsonl", .help = "encode: each line is a JSON object; decode: write such lines", .type = OPT_FLAG,
+	  .dst = &tok.jsonl },
+	{ .name = "ignore", .arg = "KEYS", .help = "pass over these keys of the JSON objects", .type = OPT_LIST,
+	  .dst = &tok.ignore },
+	{ .name = "id", .arg = "NAME", .help = "the request's id, or what ids begin with ('r')", .type = OPT_STR,
+	  .dst = &tok.id },
+	{ .name = "max-tokens", .arg = "N", .help = "most tokens of an answer (0: up to the context's end)", .def = "0",
+	  .type = OPT_INT, .dst = &tok.max_tokens, .max = UINT32_MAX },
+	{ .name = "temperature", .arg = "T", .help = "0: the likeliest token always", .def = "0", .type = OPT_REAL,
+	  .dst = &tok.temperature, .rmin = 0, .rmax = 100 },
+	{ .name = "top-p", .arg = "P", .help = "choose among the likeliest that make up P", .def = "1",
+	  .type = OPT_REAL, .dst = &tok.top_p, .rmin = 0, .rmax = 1 },
+	{ .name = "top-k", .arg = "K", .help = "choose among the K likeliest (0: all)", .def = "0", .type = OPT_INT,
+	  .dst = &tok.top_k, .max = UINT32_MAX },
+	{ .name = "seed", .arg = "S", .help = "seed of the choices", .def = "0", .type = OPT_INT, .dst = &tok.seed,
+	  .max = INT64_MAX },
 	{ .name = "stop-id", .arg = "ID", .help = "end at this token too", .type = OPT_LIST, .dst = &tok.stop_ids },
-	{ .name = "ignore-eos", .help = "do not end at the model's end token", .type = OPT_FLAG, .dst = &tok.ignore_eos },
+	{ .name = "ignore-eos", .help = "do not end at the model's end token", .type = OPT_FLAG,
+	  .dst = &tok.ignore_eos },
 	{ .name = "logprobs", .help = "ask for log-probabilities", .type = OPT_FLAG, .dst = &tok.logprobs },
 	{ .name = "special", .help = "decode: write special tokens too", .type = OPT_FLAG, .dst = &tok.special },
 	STAGE_OPTIONS(io),
@@ -44,7 +52,10 @@ static const struct opt_program program = {
 	.opts = options,
 };
 
-static const struct { const char *name; int (*run)(struct tokenizing *x, struct stage_config *stage, struct ds_err *err); } commands[] = {
+static const struct {
+	const char *name;
+	int (*run)(struct tokenizing *x, const struct stage_config *stage, struct ds_err *err);
+} commands[] = {
 	{ "encode", token_encode }, { "decode", token_decode }, { "tokens", token_tokens }, { "render", token_render },
 };
 

@@ -159,7 +159,8 @@ int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *p, size_t n,
 	if (!n)
 		return 0;
 	if (n > (size_t)1 << 30)
-		return err_set(err, DS_DATA, "a piece of text of %zu bytes cannot be tokenized: at most 1 GiB without a break", n);
+		return err_set(err, DS_DATA, "a piece of text of %zu bytes cannot be tokenized: at most 1 GiB "
+			"without a break", n);
 	if (work_reserve(w, n, err))
 		return err->code;
 	s = w->symbols;

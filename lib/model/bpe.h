@@ -1,6 +1,7 @@
 /*
- * Byte-pair merging: bytes become tokens, then the adjacent pair with the lowest rank is merged (the leftmost of equals) until no
- * pair has a rank.  O(n log n) in the length of a piece.  A table is read-only once filled; each thread needs its own bpe_work.
+ * Byte-pair merging: bytes become tokens, then the adjacent pair with the lowest rank is merged (the leftmost of
+ * equals) until no pair has a rank.  O(n log n) in the length of a piece.  A table is read-only once filled; each
+ * thread needs its own bpe_work.
  */
 #ifndef DS_MODEL_BPE_H
 #define DS_MODEL_BPE_H

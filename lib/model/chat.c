@@ -10,12 +10,14 @@ static bool set(json_t *vars, const char *name, json_t *v)
 }
 
 /* Hugging Face's variables; the caller's go before them. */
-static json_t *variables(const struct tokenizer *t, const json_t *messages, bool add_generation_prompt, const json_t *more)
+static json_t *variables(const struct tokenizer *t, const json_t *messages, bool add_generation_prompt,
+	const json_t *more)
 {
 	json_t *vars = json_object(), *v;
 	const char *name;
 	bool ok = vars && set(vars, "messages", json_incref((json_t *)(uintptr_t)messages)) &&
-		set(vars, "add_generation_prompt", json_boolean(add_generation_prompt)) && set(vars, "tools", json_null()) &&
+		set(vars, "add_generation_prompt", json_boolean(add_generation_prompt)) &&
+		set(vars, "tools", json_null()) &&
 		set(vars, "documents", json_null());
 
 	for (size_t i = 0; ok && i < ARRAY_LEN(t->special); i++)
@@ -32,7 +34,8 @@ static json_t *variables(const struct tokenizer *t, const json_t *messages, bool
 	return NULL;
 }
 
-int chat_render_with(const struct tokenizer *t, const void *messages, bool add_generation_prompt, const void *more, struct buf *out,
+int chat_render_with(const struct tokenizer *t, const void *messages, bool add_generation_prompt, const void *more,
+	struct buf *out,
 	struct ds_err *err)
 {
 	json_t *vars;
@@ -50,7 +53,8 @@ int chat_render_with(const struct tokenizer *t, const void *messages, bool add_g
 	return rc;
 }
 
-int chat_render(const struct tokenizer *t, const void *messages, bool add_generation_prompt, struct buf *out, struct ds_err *err)
+int chat_render(const struct tokenizer *t, const void *messages, bool add_generation_prompt, struct buf *out,
+	struct ds_err *err)
 {
 	return chat_render_with(t, messages, add_generation_prompt, NULL, out, err);
 }

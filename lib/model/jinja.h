@@ -1,10 +1,11 @@
 /*
- * The part of Jinja that chat templates use, as Hugging Face sets it up: trim_blocks, lstrip_blocks, loop controls, raise_exception, its
- * tojson, no automatic escaping, nothing that changes its arguments.
+ * The part of Jinja that chat templates use, as Hugging Face sets it up: trim_blocks, lstrip_blocks, loop controls,
+ * raise_exception, its tojson, no automatic escaping, nothing that changes its arguments.
  *
- * Statements: for (if, else, break, continue, loop.*), if/elif/else, set (also of namespace attributes, tuples, and blocks), macro, filter,
- * with, raw, generation (its body).  Functions: range, namespace, dict, raise_exception.  Filters, tests and methods of strings and dicts: see
- * jinja_filter.c, jinja_test.c and jinja_method.c.  What it does not know is an error that names it.
+ * Statements: for (if, else, break, continue, loop.*), if/elif/else, set (also of namespace attributes, tuples, and
+ * blocks), macro, filter, with, raw, generation (its body).  Functions: range, namespace, dict, raise_exception.
+ * Filters, tests and methods of strings and dicts: see jinja_filter.c, jinja_test.c and jinja_method.c.  What it does
+ * not know is an error that names it.
  *
  * Templates are hostile until rendered: nesting, steps, memory and output are bounded.
  */
@@ -25,8 +26,8 @@ enum {
 	JINJA_MAX_OUTPUT = 64 << 20,
 };
 
-/* Renders the template src[0 .. n) (UTF-8, checked) with the variables of a JSON object; appends to out.  DS_DATA with the line of the template, also for
- * what raise_exception says; DS_OS without memory.  Thread-safe. */
+/* Renders the template src[0 .. n) (UTF-8, checked) with the variables of a JSON object; appends to out.  DS_DATA with
+ * the line of the template, also for what raise_exception says; DS_OS without memory.  Thread-safe. */
 int jinja_render(const char *src, size_t n, const json_t *vars, struct buf *out, struct ds_err *err);
 
 #endif

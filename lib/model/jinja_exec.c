@@ -163,7 +163,8 @@ static int exec_filter(struct jx *x, const struct jnode *n)
 	struct jval v;
 	struct jstr s;
 
-	return capture(x, n->a, &n->c->val) || jinja_eval(x, n->b, &v) || jv_text(x, v, &s) || print(x, s.p, s.n) ? x->err->code : 0;
+	return capture(x, n->a, &n->c->val) || jinja_eval(x, n->b, &v) || jv_text(x, v, &s) || print(x, s.p, s.n) ?
+		x->err->code : 0;
 }
 
 static int exec_with(struct jx *x, const struct jnode *n)
@@ -173,7 +174,8 @@ static int exec_with(struct jx *x, const struct jnode *n)
 	int rc = inner ? 0 : x->err->code;
 
 	for (size_t i = 0; !rc && i + 1 < n->n; i += 2) /* values see the scope around */
-		rc = jinja_eval(x, n->kids[i + 1], &v) || jdict_set(x, &inner->vars, n->kids[i]->val, v) ? x->err->code : 0;
+		rc = jinja_eval(x, n->kids[i + 1], &v) || jdict_set(x, &inner->vars, n->kids[i]->val, v) ?
+			x->err->code : 0;
 	x->scope = inner;
 	if (!rc)
 		rc = jinja_exec(x, n->a);
@@ -236,7 +238,8 @@ static int bind_parameter(struct jx *x, const struct jmacro *m, const struct jar
 	for (size_t k = 0; k < a->nkw; k++)
 		if (a->kw[k].name.n == param->val.s.n && !memcmp(a->kw[k].name.p, param->val.s.p, param->val.s.n)) {
 			if (given)
-				return jx_fail(x, "argument '%.*s' is given twice", (int)param->val.s.n, param->val.s.p);
+				return jx_fail(x, "argument '%.*s' is given twice", (int)param->val.s.n,
+					param->val.s.p);
 			v = a->kw[k].val;
 			given = true;
 		}
@@ -248,14 +251,17 @@ static int bind_parameter(struct jx *x, const struct jmacro *m, const struct jar
 static int check_keywords(struct jx *x, const struct jmacro *m, const struct jargs *a)
 {
 	if (a->n > m->node->n)
-		return jx_fail(x, "macro '%.*s' takes %zu arguments, not %zu", (int)m->node->val.s.n, m->node->val.s.p, m->node->n, a->n);
+		return jx_fail(x, "macro '%.*s' takes %zu arguments, not %zu", (int)m->node->val.s.n, m->node->val.s.p,
+			m->node->n, a->n);
 	for (size_t k = 0; k < a->nkw; k++) {
 		struct jstr name = a->kw[k].name;
 		size_t i = 0;
-		while (i < m->node->n && !(m->node->kids[i]->val.s.n == name.n && !memcmp(m->node->kids[i]->val.s.p, name.p, name.n)))
+		while (i < m->node->n && !(m->node->kids[i]->val.s.n == name.n &&
+			!memcmp(m->node->kids[i]->val.s.p, name.p, name.n)))
 			i++;
 		if (i == m->node->n)
-			return jx_fail(x, "macro '%.*s' has no argument '%.*s'", (int)m->node->val.s.n, m->node->val.s.p, (int)name.n, name.p);
+			return jx_fail(x, "macro '%.*s' has no argument '%.*s'", (int)m->node->val.s.n,
+				m->node->val.s.p, (int)name.n, name.p);
 	}
 	return 0;
 }

@@ -38,7 +38,8 @@ static int filter_trim(struct jx *x, struct jval v, const struct jargs *a, struc
 	struct jstr s, chars;
 	bool given;
 
-	if (args_check(x, a, 1, names, "trim") || jv_text(x, v, &s) || args_str(x, a, 0, "chars", &chars, &given, "trim") ||
+	if (args_check(x, a, 1, names, "trim") || jv_text(x, v, &s) || args_str(x, a, 0, "chars", &chars, &given,
+		"trim") ||
 	    jx_step(x, given ? s.n * (chars.n / 8 + 1) / 8 : s.n / 8))
 		return x->err->code;
 	s = jstr_strip(s, given ? &chars : NULL, STRIP_LEFT | STRIP_RIGHT);
@@ -53,10 +54,22 @@ static int change_case(struct jx *x, struct jval v, const struct jargs *a, char 
 	return args_check(x, a, 0, NULL, "filter") || jv_text(x, v, &s) ? x->err->code : jstr_case(x, s, how, out);
 }
 
-static int filter_upper(struct jx *x, struct jval v, const struct jargs *a, struct jval *out) { return change_case(x, v, a, 'u', out); }
-static int filter_lower(struct jx *x, struct jval v, const struct jargs *a, struct jval *out) { return change_case(x, v, a, 'l', out); }
-static int filter_title(struct jx *x, struct jval v, const struct jargs *a, struct jval *out) { return change_case(x, v, a, 't', out); }
-static int filter_capitalize(struct jx *x, struct jval v, const struct jargs *a, struct jval *out) { return change_case(x, v, a, 'c', out); }
+static int filter_upper(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
+{
+	return change_case(x, v, a, 'u', out);
+}
+static int filter_lower(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
+{
+	return change_case(x, v, a, 'l', out);
+}
+static int filter_title(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
+{
+	return change_case(x, v, a, 't', out);
+}
+static int filter_capitalize(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
+{
+	return change_case(x, v, a, 'c', out);
+}
 
 static int filter_string(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
 {
@@ -75,7 +88,8 @@ static int filter_replace(struct jx *x, struct jval v, const struct jargs *a, st
 	struct jstr s, from, to;
 	bool has_from, has_to;
 
-	if (args_check(x, a, 3, names, "replace") || jv_text(x, v, &s) || args_str(x, a, 0, "old", &from, &has_from, "replace") ||
+	if (args_check(x, a, 3, names, "replace") || jv_text(x, v, &s) || args_str(x, a, 0, "old", &from, &has_from,
+		"replace") ||
 	    args_str(x, a, 1, "new", &to, &has_to, "replace"))
 		return x->err->code;
 	args_get(a, 2, "count", &count);
@@ -151,8 +165,14 @@ static int to_number(struct jx *x, struct jval v, const struct jargs *a, bool re
 	return 0;
 }
 
-static int filter_int(struct jx *x, struct jval v, const struct jargs *a, struct jval *out) { return to_number(x, v, a, false, out); }
-static int filter_float(struct jx *x, struct jval v, const struct jargs *a, struct jval *out) { return to_number(x, v, a, true, out); }
+static int filter_int(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
+{
+	return to_number(x, v, a, false, out);
+}
+static int filter_float(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
+{
+	return to_number(x, v, a, true, out);
+}
 
 static int filter_abs(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
 {
@@ -257,7 +277,8 @@ static int filter_join(struct jx *x, struct jval v, const struct jargs *a, struc
 		return x->err->code;
 	for (size_t i = 0; i < l->n; i++) {
 		struct jval item = l->v[i];
-		if ((attr.kind != J_NONE && attribute(x, item, attr, &item)) || jv_text(x, item, &s) || (i && jv_concat(x, out->s, d, out)) ||
+		if ((attr.kind != J_NONE && attribute(x, item, attr, &item)) || jv_text(x, item, &s) ||
+			(i && jv_concat(x, out->s, d, out)) ||
 		    jv_concat(x, out->s, s, out))
 			return x->err->code;
 	}
@@ -283,7 +304,8 @@ static int merge_sort(struct jx *x, struct jval *keys, struct jval *items, struc
 
 	if (n < 2)
 		return 0;
-	if (merge_sort(x, keys, items, spare, half, reverse) || merge_sort(x, keys + half, items + half, spare, n - half, reverse))
+	if (merge_sort(x, keys, items, spare, half, reverse) || merge_sort(x, keys + half, items + half, spare,
+		n - half, reverse))
 		return x->err->code;
 	for (; k < n; k++) {
 		bool right = a == half;
@@ -312,7 +334,8 @@ static int sorted(struct jx *x, const struct jlist *l, struct jval attr, bool ex
 	for (size_t i = 0; i < l->n; i++) {
 		keys[i] = l->v[i];
 		if ((attr.kind != J_NONE && attribute(x, l->v[i], attr, &keys[i])) ||
-		    (!exact && keys[i].kind == J_STR && jstr_case(x, keys[i].s, 'l', &keys[i])) || jlist_add(x, out->list, l->v[i]))
+		    (!exact && keys[i].kind == J_STR && jstr_case(x, keys[i].s, 'l', &keys[i])) ||
+		jlist_add(x, out->list, l->v[i]))
 			return x->err->code;
 	}
 	return merge_sort(x, keys, out->list->v, spare, l->n, reverse);
@@ -343,7 +366,8 @@ static int filter_dictsort(struct jx *x, struct jval v, const struct jargs *a, s
 	args_get(a, 0, "case_sensitive", &exact);
 	args_get(a, 1, "by", &by);
 	args_get(a, 2, "reverse", &reverse);
-	return sorted(x, items.list, jv_int(by.kind == J_STR && jstr_is(by.s, "value")), jv_true(exact), jv_true(reverse), out);
+	return sorted(x, items.list, jv_int(by.kind == J_STR && jstr_is(by.s, "value")), jv_true(exact),
+		jv_true(reverse), out);
 }
 
 static int filter_unique(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
@@ -380,8 +404,14 @@ static int extreme(struct jx *x, struct jval v, const struct jargs *a, int sign,
 	return 0;
 }
 
-static int filter_min(struct jx *x, struct jval v, const struct jargs *a, struct jval *out) { return extreme(x, v, a, -1, out); }
-static int filter_max(struct jx *x, struct jval v, const struct jargs *a, struct jval *out) { return extreme(x, v, a, 1, out); }
+static int filter_min(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
+{
+	return extreme(x, v, a, -1, out);
+}
+static int filter_max(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
+{
+	return extreme(x, v, a, 1, out);
+}
 
 static int filter_sum(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
 {
@@ -426,7 +456,8 @@ static int choose(struct jx *x, struct jval v, const struct jargs *a, bool by_at
 	if (jv_iterate(x, v, &l) || jv_list(x, false, out))
 		return x->err->code;
 	if (a->n < skip || a->nkw || (a->n > skip && a->v[skip].kind != J_STR))
-		return jx_fail(x, "select, reject: %s", by_attr ? "an attribute and a test's name are needed" : "a test's name is needed");
+		return jx_fail(x, "select, reject: %s", by_attr ?
+			"an attribute and a test's name are needed" : "a test's name is needed");
 	if (a->n > skip)
 		rest = rest_of(a, skip + 1);
 	for (size_t i = 0; i < l->n; i++) {
@@ -443,10 +474,22 @@ static int choose(struct jx *x, struct jval v, const struct jargs *a, bool by_at
 	return 0;
 }
 
-static int filter_select(struct jx *x, struct jval v, const struct jargs *a, struct jval *out) { return choose(x, v, a, false, true, out); }
-static int filter_reject(struct jx *x, struct jval v, const struct jargs *a, struct jval *out) { return choose(x, v, a, false, false, out); }
-static int filter_selectattr(struct jx *x, struct jval v, const struct jargs *a, struct jval *out) { return choose(x, v, a, true, true, out); }
-static int filter_rejectattr(struct jx *x, struct jval v, const struct jargs *a, struct jval *out) { return choose(x, v, a, true, false, out); }
+static int filter_select(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
+{
+	return choose(x, v, a, false, true, out);
+}
+static int filter_reject(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
+{
+	return choose(x, v, a, false, false, out);
+}
+static int filter_selectattr(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
+{
+	return choose(x, v, a, true, true, out);
+}
+static int filter_rejectattr(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
+{
+	return choose(x, v, a, true, false, out);
+}
 
 /* map(attribute="a", default=...), map("filter", arguments...) */
 static int filter_map(struct jx *x, struct jval v, const struct jargs *a, struct jval *out)
@@ -493,13 +536,20 @@ static int filter_tojson(struct jx *x, struct jval v, const struct jargs *a, str
 }
 
 static const struct { const char *name; filter_fn *fn; } filters[] = {
-	{ "abs", filter_abs }, { "capitalize", filter_capitalize }, { "count", filter_length }, { "d", filter_default }, { "default", filter_default },
-	{ "dictsort", filter_dictsort }, { "first", filter_first }, { "float", filter_float }, { "indent", filter_indent }, { "int", filter_int },
-	{ "items", filter_items }, { "join", filter_join }, { "last", filter_last }, { "length", filter_length }, { "list", filter_list },
-	{ "lower", filter_lower }, { "map", filter_map }, { "max", filter_max }, { "min", filter_min }, { "reject", filter_reject },
-	{ "rejectattr", filter_rejectattr }, { "replace", filter_replace }, { "reverse", filter_reverse }, { "round", filter_round },
-	{ "safe", filter_string }, { "select", filter_select }, { "selectattr", filter_selectattr }, { "sort", filter_sort },
-	{ "string", filter_string }, { "sum", filter_sum }, { "title", filter_title }, { "tojson", filter_tojson }, { "trim", filter_trim },
+	{ "abs", filter_abs }, { "capitalize", filter_capitalize }, { "count", filter_length },
+	{ "d", filter_default }, { "default", filter_default },
+	{ "dictsort", filter_dictsort }, { "first", filter_first }, { "float", filter_float },
+	{ "indent", filter_indent }, { "int", filter_int },
+	{ "items", filter_items }, { "join", filter_join }, { "last", filter_last }, { "length", filter_length },
+	{ "list", filter_list },
+	{ "lower", filter_lower }, { "map", filter_map }, { "max", filter_max }, { "min", filter_min },
+	{ "reject", filter_reject },
+	{ "rejectattr", filter_rejectattr }, { "replace", filter_replace }, { "reverse", filter_reverse },
+	{ "round", filter_round },
+	{ "safe", filter_string }, { "select", filter_select }, { "selectattr", filter_selectattr },
+	{ "sort", filter_sort },
+	{ "string", filter_string }, { "sum", filter_sum }, { "title", filter_title }, { "tojson", filter_tojson },
+	{ "trim", filter_trim },
 	{ "unique", filter_unique }, { "upper", filter_upper },
 };
 

@@ -1,6 +1,6 @@
 /*
- * Inside of the Jinja interpreter.  Everything that one rendering makes lives in its arena and is never freed singly; lists, dicts and
- * strings do not change once made (namespaces do).
+ * Inside of the Jinja interpreter.  Everything that one rendering makes lives in its arena and is never freed singly;
+ * lists, dicts and strings do not change once made (namespaces do).
  */
 #ifndef DS_MODEL_JINJA_IMPL_H
 #define DS_MODEL_JINJA_IMPL_H
@@ -9,7 +9,8 @@
 
 /* ---- values ---- */
 
-enum jkind { J_UNDEF, J_NONE, J_BOOL, J_INT, J_FLOAT, J_STR, J_LIST, J_DICT, J_NAMESPACE, J_FUNC, J_METHOD, J_MACRO, J_LOOP, J_SLICE };
+enum jkind { J_UNDEF, J_NONE, J_BOOL, J_INT, J_FLOAT, J_STR, J_LIST, J_DICT, J_NAMESPACE, J_FUNC, J_METHOD, J_MACRO,
+	J_LOOP, J_SLICE };
 
 struct jstr { const char *p; size_t n; };
 
@@ -43,11 +44,14 @@ struct jargs { struct jval *v; size_t n; struct jkw *kw; size_t nkw; };
 /* ---- syntax ---- */
 
 enum jop {
-	OP_ADD, OP_SUB, OP_MUL, OP_DIV, OP_FLOORDIV, OP_MOD, OP_POW, OP_EQ, OP_NE, OP_LT, OP_LE, OP_GT, OP_GE, OP_IN, OP_NOTIN,
-	OP_TILDE, OP_LBRACKET, OP_RBRACKET, OP_LPAREN, OP_RPAREN, OP_LBRACE, OP_RBRACE, OP_ASSIGN, OP_DOT, OP_COLON, OP_PIPE, OP_COMMA,
+	OP_ADD, OP_SUB, OP_MUL, OP_DIV, OP_FLOORDIV, OP_MOD, OP_POW, OP_EQ, OP_NE, OP_LT, OP_LE, OP_GT, OP_GE, OP_IN,
+	OP_NOTIN,
+	OP_TILDE, OP_LBRACKET, OP_RBRACKET, OP_LPAREN, OP_RPAREN, OP_LBRACE, OP_RBRACE, OP_ASSIGN, OP_DOT, OP_COLON,
+	OP_PIPE, OP_COMMA,
 };
 
-enum jtoken_type { T_DATA, T_BLOCK_BEGIN, T_BLOCK_END, T_VAR_BEGIN, T_VAR_END, T_NAME, T_STR, T_INT, T_FLOAT, T_OP, T_EOF };
+enum jtoken_type { T_DATA, T_BLOCK_BEGIN, T_BLOCK_END, T_VAR_BEGIN, T_VAR_END, T_NAME, T_STR, T_INT, T_FLOAT, T_OP,
+	T_EOF };
 
 struct jtoken {
 	enum jtoken_type type;
@@ -57,7 +61,8 @@ struct jtoken {
 };
 
 enum jnode_type {
-	N_CONST, N_NAME, N_LIST, N_TUPLE, N_DICT, N_ATTR, N_ITEM, N_SLICE, N_CALL, N_FILTER, N_TEST, N_NOT, N_NEG, N_POS, N_AND, N_OR, N_BINARY,
+	N_CONST, N_NAME, N_LIST, N_TUPLE, N_DICT, N_ATTR, N_ITEM, N_SLICE, N_CALL, N_FILTER, N_TEST, N_NOT, N_NEG,
+	N_POS, N_AND, N_OR, N_BINARY,
 	N_CONCAT, N_COMPARE, N_COND,
 	N_BODY, N_DATA, N_PRINT, N_SET, N_SETBLOCK, N_FOR, N_IF, N_MACRO, N_FILTERBLOCK, N_WITH, N_BREAK, N_CONTINUE,
 };
@@ -139,7 +144,8 @@ void jfloat_text(double f, char dst[40]);
 /* Argument i or of that name; *v is left alone if it is not given.  Too many or unknown ones: args_check. */
 bool args_get(const struct jargs *a, size_t i, const char *name, struct jval *v);
 int args_check(struct jx *x, const struct jargs *a, size_t max, const char *const *names, const char *what);
-int args_str(struct jx *x, const struct jargs *a, size_t i, const char *name, struct jstr *s, bool *given, const char *what);
+int args_str(struct jx *x, const struct jargs *a, size_t i, const char *name, struct jstr *s, bool *given,
+	const char *what);
 int args_int(struct jx *x, const struct jargs *a, size_t i, const char *name, int64_t *v, const char *what);
 
 int jinja_lex(struct jx *x, const char *src, size_t n);

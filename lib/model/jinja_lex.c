@@ -1,6 +1,7 @@
 /*
- * From the source of a template to tokens.  White space as Hugging Face sets Jinja up: a newline behind a block or comment goes
- * (trim_blocks), blanks in front of one that begins a line go (lstrip_blocks); '-' and '+' at a tag's ends decide for themselves.
+ * From the source of a template to tokens.  White space as Hugging Face sets Jinja up: a newline behind a block or
+ * comment goes (trim_blocks), blanks in front of one that begins a line go (lstrip_blocks); '-' and '+' at a tag's ends
+ * decide for themselves.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,7 +20,8 @@ struct lex {
 
 bool jspace(uint32_t c)
 {
-	return (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
+	return (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 || c == 0x1680 ||
+		(c >= 0x2000 && c <= 0x200a) ||
 		c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
@@ -152,7 +154,8 @@ static int raw(struct lex *l, size_t behind, char close)
 	l->line_start = l->s[l->i - 1] == '\n';
 	from = l->i;
 	for (end = from; end < l->n; end++)
-		if (l->s[end] == '{' && end + 1 < l->n && l->s[end + 1] == '%' && (behind = lone_tag(l, end, "endraw", &open, &close)))
+		if (l->s[end] == '{' && end + 1 < l->n && l->s[end + 1] == '%' &&
+			(behind = lone_tag(l, end, "endraw", &open, &close)))
 			break;
 	if (end >= l->n)
 		return jx_fail(l->x, "'raw' without 'endraw'");
@@ -166,9 +169,12 @@ static int raw(struct lex *l, size_t behind, char close)
 /* ---- within a tag ---- */
 
 static const struct { const char *text; enum jop op; } ops[] = {
-	{ "//", OP_FLOORDIV }, { "**", OP_POW }, { "==", OP_EQ }, { "!=", OP_NE }, { ">=", OP_GE }, { "<=", OP_LE }, { "+", OP_ADD }, { "-", OP_SUB },
-	{ "/", OP_DIV }, { "*", OP_MUL }, { "%", OP_MOD }, { "~", OP_TILDE }, { "[", OP_LBRACKET }, { "]", OP_RBRACKET }, { "(", OP_LPAREN },
-	{ ")", OP_RPAREN }, { "{", OP_LBRACE }, { "}", OP_RBRACE }, { ">", OP_GT }, { "<", OP_LT }, { "=", OP_ASSIGN }, { ".", OP_DOT },
+	{ "//", OP_FLOORDIV }, { "**", OP_POW }, { "==", OP_EQ }, { "!=", OP_NE }, { ">=", OP_GE }, { "<=", OP_LE },
+	{ "+", OP_ADD }, { "-", OP_SUB },
+	{ "/", OP_DIV }, { "*", OP_MUL }, { "%", OP_MOD }, { "~", OP_TILDE }, { "[", OP_LBRACKET },
+	{ "]", OP_RBRACKET }, { "(", OP_LPAREN },
+	{ ")", OP_RPAREN }, { "{", OP_LBRACE }, { "}", OP_RBRACE }, { ">", OP_GT }, { "<", OP_LT }, { "=", OP_ASSIGN },
+	{ ".", OP_DOT },
 	{ ":", OP_COLON }, { "|", OP_PIPE }, { ",", OP_COMMA },
 };
 
@@ -209,7 +215,8 @@ static int number(struct lex *l)
 
 static bool name_char(unsigned char c, bool first)
 {
-	return c >= 0x80 || c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (!first && c >= '0' && c <= '9');
+	return c >= 0x80 || c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+		(!first && c >= '0' && c <= '9');
 }
 
 static int name(struct lex *l)
@@ -342,7 +349,8 @@ static int tag(struct lex *l, bool block)
 		if (l->i >= l->n)
 			return jx_fail(l->x, "tag without '%s'", close);
 		sign = l->s[l->i];
-		if (!brackets && (at(l, close) || ((sign == '-' || (sign == '+' && block)) && l->n - l->i > 2 && !memcmp(l->s + l->i + 1, close, 2)))) {
+		if (!brackets && (at(l, close) || ((sign == '-' || (sign == '+' && block)) && l->n - l->i > 2 &&
+			!memcmp(l->s + l->i + 1, close, 2)))) {
 			if (!add(l, block ? T_BLOCK_END : T_VAR_END))
 				return l->x->err->code;
 			skip(l, sign == close[0] ? 2 : 3);

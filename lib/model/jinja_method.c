@@ -30,12 +30,14 @@ int args_check(struct jx *x, const struct jargs *a, size_t max, const char *cons
 		while (names && names[i] && !jstr_is(a->kw[k].name, names[i]))
 			i++;
 		if (!names || !names[i] || i < a->n)
-			return jx_fail(x, "%s: argument '%.*s' is unknown or given twice", what, (int)a->kw[k].name.n, a->kw[k].name.p);
+			return jx_fail(x, "%s: argument '%.*s' is unknown or given twice", what, (int)a->kw[k].name.n,
+				a->kw[k].name.p);
 	}
 	return 0;
 }
 
-int args_str(struct jx *x, const struct jargs *a, size_t i, const char *name, struct jstr *s, bool *given, const char *what)
+int args_str(struct jx *x, const struct jargs *a, size_t i, const char *name, struct jstr *s, bool *given,
+	const char *what)
 {
 	struct jval v = jv_none();
 
@@ -66,10 +68,12 @@ static int loop_attr(struct jx *x, struct jval v, struct jstr name, struct jval 
 	const struct jloop *l = v.loop;
 	int64_t at = (int64_t)l->at, n = (int64_t)l->list->n;
 	const struct { const char *name; struct jval val; } known[] = {
-		{ "index", jv_int(at + 1) }, { "index0", jv_int(at) }, { "revindex", jv_int(n - at) }, { "revindex0", jv_int(n - at - 1) },
+		{ "index", jv_int(at + 1) }, { "index0", jv_int(at) }, { "revindex", jv_int(n - at) },
+		{ "revindex0", jv_int(n - at - 1) },
 		{ "first", jv_bool(at == 0) }, { "last", jv_bool(at == n - 1) }, { "length", jv_int(n) },
 		{ "depth", jv_int(1) }, { "depth0", jv_int(0) }, /* they count recursive loops */
-		{ "previtem", at ? l->list->v[at - 1] : jv_undef(name) }, { "nextitem", at < n - 1 ? l->list->v[at + 1] : jv_undef(name) },
+		{ "previtem", at ? l->list->v[at - 1] : jv_undef(name) }, { "nextitem", at < n - 1 ?
+			l->list->v[at + 1] : jv_undef(name) },
 	};
 	struct jmethod *m;
 
@@ -222,14 +226,17 @@ int jinja_item(struct jx *x, struct jval v, struct jval key, struct jval *out)
 
 static const char *const dict_methods[] = { "items", "keys", "values", "get", "copy" };
 static const char *const list_methods[] = { "index", "count", "copy" };
-static const char *const str_methods[] = { "split", "rsplit", "strip", "lstrip", "rstrip", "startswith", "endswith", "replace", "upper", "lower",
-	"title", "capitalize", "join", "find", "rfind", "index", "count", "isdigit", "isspace", "isalpha", "isupper", "islower", "splitlines", "removeprefix",
+static const char *const str_methods[] = { "split", "rsplit", "strip", "lstrip", "rstrip", "startswith", "endswith",
+	"replace", "upper", "lower",
+	"title", "capitalize", "join", "find", "rfind", "index", "count", "isdigit", "isspace", "isalpha", "isupper",
+	"islower", "splitlines", "removeprefix",
 	"removesuffix", "partition", "rpartition" };
 
 bool jinja_has_method(struct jval v, struct jstr name)
 {
 	const char *const *names = v.kind == J_DICT ? dict_methods : v.kind == J_LIST ? list_methods : str_methods;
-	size_t n = v.kind == J_DICT ? ARRAY_LEN(dict_methods) : v.kind == J_LIST ? ARRAY_LEN(list_methods) : v.kind == J_STR ?
+	size_t n = v.kind == J_DICT ? ARRAY_LEN(dict_methods) : v.kind == J_LIST ?
+		ARRAY_LEN(list_methods) : v.kind == J_STR ?
 		ARRAY_LEN(str_methods) : 0;
 
 	for (size_t i = 0; i < n; i++)
@@ -336,11 +343,13 @@ static int call_range(struct jx *x, const struct jargs *a, struct jval *out)
 	int64_t from = 0, to = 0, step = 1, count;
 
 	if (args_check(x, a, 3, NULL, "range") || args_int(x, a, a->n > 1 ? 1 : 0, NULL, &to, "range") ||
-	    (a->n > 1 && args_int(x, a, 0, NULL, &from, "range")) || args_int(x, a, 2, NULL, &step, "range") || jv_list(x, false, out))
+	    (a->n > 1 && args_int(x, a, 0, NULL, &from, "range")) || args_int(x, a, 2, NULL, &step, "range") ||
+	jv_list(x, false, out))
 		return x->err->code;
 	if (!a->n || !step)
 		return jx_fail(x, "range: %s", a->n ? "step is zero" : "without arguments");
-	if (from > INT64_MAX / 4 || from < -INT64_MAX / 4 || to > INT64_MAX / 4 || to < -INT64_MAX / 4 || step < -INT64_MAX / 4 ||
+	if (from > INT64_MAX / 4 || from < -INT64_MAX / 4 || to > INT64_MAX / 4 || to < -INT64_MAX / 4 ||
+		step < -INT64_MAX / 4 ||
 	    step > INT64_MAX / 4)
 		return jx_fail(x, "range: number too large");
 	count = step > 0 ? (to - from + step - 1) / step : (from - to - step - 1) / -step;

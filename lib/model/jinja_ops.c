@@ -27,7 +27,8 @@ static int parse_unary(struct jx *x, bool filters, struct jnode **out)
 static int parse_binary(struct jx *x, int level, struct jnode **out)
 {
 	static const enum jop levels[][4] = {
-		{ OP_ADD, OP_SUB, OP_SUB, OP_SUB }, { OP_TILDE, OP_TILDE, OP_TILDE, OP_TILDE }, { OP_MUL, OP_DIV, OP_FLOORDIV, OP_MOD },
+		{ OP_ADD, OP_SUB, OP_SUB, OP_SUB }, { OP_TILDE, OP_TILDE, OP_TILDE, OP_TILDE },
+		{ OP_MUL, OP_DIV, OP_FLOORDIV, OP_MOD },
 		{ OP_POW, OP_POW, OP_POW, OP_POW },
 	};
 	struct jnode *right;
@@ -78,7 +79,8 @@ static int parse_compare(struct jx *x, struct jnode **out)
 	while (compare_op(x, &op)) {
 		if (*out == first && jnode_over(x, N_COMPARE, 0, first, NULL, out))
 			return x->err->code;
-		if (parse_binary(x, 0, &right) || jnode_over(x, N_BINARY, op, NULL, right, &link) || jnode_add(x, *out, link))
+		if (parse_binary(x, 0, &right) || jnode_over(x, N_BINARY, op, NULL, right, &link) ||
+			jnode_add(x, *out, link))
 			return x->err->code;
 	}
 	return 0;

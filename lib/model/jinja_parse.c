@@ -178,7 +178,8 @@ static int parse_dict(struct jx *x, struct jnode **out)
 			return x->err->code;
 		if (jtok_op(x, OP_RBRACE))
 			break;
-		if (jparse_expr(x, &key) || jexpect_op(x, OP_COLON, "':'") || jparse_expr(x, &val) || jnode_add(x, *out, key) ||
+		if (jparse_expr(x, &key) || jexpect_op(x, OP_COLON, "':'") || jparse_expr(x, &val) ||
+			jnode_add(x, *out, key) ||
 		    jnode_add(x, *out, val))
 			return x->err->code;
 	}
@@ -289,7 +290,8 @@ int jparse_dot(struct jx *x, struct jnode **node)
 	struct jstr name;
 
 	if (jtok(x, 0)->type == T_INT)
-		return constant(x, jnext(x)->val, &index) || jnode_over(x, N_ITEM, 0, *node, index, node) ? x->err->code : 0;
+		return constant(x, jnext(x)->val, &index) || jnode_over(x, N_ITEM, 0, *node, index, node) ?
+			x->err->code : 0;
 	if (jexpect_name(x, &name) || jnode_over(x, N_ATTR, 0, *node, NULL, node))
 		return x->err->code;
 	(*node)->val = jv_str(name.p, name.n);
@@ -352,8 +354,10 @@ static int parse_test(struct jx *x, struct jnode **node)
 	if (jtok_op(x, OP_LPAREN)) {
 		if (parse_args(x, test))
 			return x->err->code;
-	} else if ((t->type == T_NAME && !jtok_name(x, 0, "else") && !jtok_name(x, 0, "or") && !jtok_name(x, 0, "and")) ||
-		   t->type == T_STR || t->type == T_INT || t->type == T_FLOAT || jtok_op(x, OP_LBRACKET) || jtok_op(x, OP_LBRACE)) {
+	} else if ((t->type == T_NAME && !jtok_name(x, 0, "else") && !jtok_name(x, 0, "or") &&
+		!jtok_name(x, 0, "and")) ||
+		   t->type == T_STR || t->type == T_INT || t->type == T_FLOAT || jtok_op(x, OP_LBRACKET) ||
+		jtok_op(x, OP_LBRACE)) {
 		if (jtok_name(x, 0, "is"))
 			return jx_fail(x, "tests with 'is' cannot be chained");
 		/* "x is defined if c": the 'if' would be taken for an argument there too, and fail */

@@ -39,7 +39,8 @@ static int parse_set(struct jx *x, struct jnode **out)
 	}
 	n->type = N_SETBLOCK;
 	n->c = jnode_new(x, N_CONST);
-	if (!n->c || jparse_filters(x, n->c, false, &n->b) || expect_end(x) || parse_body(x, ends, &body) || end_tag(x, &end))
+	if (!n->c || jparse_filters(x, n->c, false, &n->b) || expect_end(x) || parse_body(x, ends, &body) ||
+		end_tag(x, &end))
 		return x->err->code;
 	return jnode_add(x, n, body) || expect_end(x) ? x->err->code : 0;
 }
@@ -86,7 +87,8 @@ static int parse_if(struct jx *x, struct jnode **out)
 		return x->err->code;
 	*out = n;
 	do {
-		if (jparse_tuple(x, false, &cond) || expect_end(x) || parse_body(x, ends, &body) || jnode_add(x, n, cond) ||
+		if (jparse_tuple(x, false, &cond) || expect_end(x) || parse_body(x, ends, &body) ||
+			jnode_add(x, n, cond) ||
 		    jnode_add(x, n, body) || end_tag(x, &end))
 			return x->err->code;
 	} while (jstr_is(end, "elif"));
@@ -135,7 +137,8 @@ static int parse_filter_block(struct jx *x, struct jnode **out)
 	struct jnode *n = jnode_new(x, N_FILTERBLOCK);
 	struct jstr end;
 
-	if (!n || !(n->c = jnode_new(x, N_CONST)) || jparse_filters(x, n->c, true, &n->b) || expect_end(x) || parse_body(x, ends, &n->a) || end_tag(x, &end))
+	if (!n || !(n->c = jnode_new(x, N_CONST)) || jparse_filters(x, n->c, true, &n->b) || expect_end(x) ||
+		parse_body(x, ends, &n->a) || end_tag(x, &end))
 		return x->err->code;
 	*out = n;
 	return expect_end(x);

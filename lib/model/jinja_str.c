@@ -228,10 +228,13 @@ static int method_partition(struct jx *x, struct jstr s, bool right, struct jstr
 	if (jv_list(x, true, out))
 		return x->err->code;
 	if (p)
-		return add_part(x, out, s.p, p) || add_part(x, out, p, p + sep.n) || add_part(x, out, p + sep.n, s.p + s.n) ? x->err->code : 0;
+		return add_part(x, out, s.p, p) || add_part(x, out, p, p + sep.n) ||
+			add_part(x, out, p + sep.n, s.p + s.n) ? x->err->code : 0;
 	if (right)
-		return add_part(x, out, s.p, s.p) || add_part(x, out, s.p, s.p) || add_part(x, out, s.p, s.p + s.n) ? x->err->code : 0;
-	return add_part(x, out, s.p, s.p + s.n) || add_part(x, out, s.p, s.p) || add_part(x, out, s.p, s.p) ? x->err->code : 0;
+		return add_part(x, out, s.p, s.p) || add_part(x, out, s.p, s.p) || add_part(x, out, s.p, s.p + s.n) ?
+			x->err->code : 0;
+	return add_part(x, out, s.p, s.p + s.n) || add_part(x, out, s.p, s.p) || add_part(x, out, s.p, s.p) ?
+		x->err->code : 0;
 }
 
 /* ---- asking ---- */
@@ -344,7 +347,8 @@ static int method_one(struct jx *x, struct jstr s, struct jstr name, const struc
 	struct jstr arg;
 	bool given;
 
-	if (args_check(x, a, 1, NULL, "method of a string") || args_str(x, a, 0, NULL, &arg, &given, "method of a string"))
+	if (args_check(x, a, 1, NULL, "method of a string") || args_str(x, a, 0, NULL, &arg, &given,
+		"method of a string"))
 		return x->err->code;
 	if (!given)
 		return jx_fail(x, "%.*s: one argument is needed", (int)name.n, name.p);
@@ -374,11 +378,13 @@ static int method_replace(struct jx *x, struct jstr s, const struct jargs *a, st
 
 int jinja_str_method(struct jx *x, struct jstr s, struct jstr name, const struct jargs *a, struct jval *out)
 {
-	static const struct { const char *name; char how; } cases[] = { { "upper", 'u' }, { "lower", 'l' }, { "title", 't' }, { "capitalize", 'c' } };
+	static const struct { const char *name; char how; } cases[] = { { "upper", 'u' }, { "lower", 'l' },
+		{ "title", 't' }, { "capitalize", 'c' } };
 
 	for (size_t i = 0; i < ARRAY_LEN(cases); i++)
 		if (jstr_is(name, cases[i].name))
-			return args_check(x, a, 0, NULL, cases[i].name) ? x->err->code : jstr_case(x, s, cases[i].how, out);
+			return args_check(x, a, 0, NULL, cases[i].name) ? x->err->code : jstr_case(x, s, cases[i].how,
+				out);
 	if (jstr_is(name, "strip"))
 		return method_strip(x, s, STRIP_LEFT | STRIP_RIGHT, a, out);
 	if (jstr_is(name, "lstrip") || jstr_is(name, "rstrip"))

@@ -4,17 +4,25 @@
 #include "model/jinja_impl.h"
 
 enum what {
-	IS_DEFINED, IS_UNDEFINED, IS_NONE, IS_BOOLEAN, IS_TRUE, IS_FALSE, IS_INTEGER, IS_FLOAT, IS_NUMBER, IS_STRING, IS_MAPPING, IS_ITERABLE,
-	IS_SEQUENCE, IS_CALLABLE, IS_ODD, IS_EVEN, IS_LOWER, IS_UPPER, IS_DIVISIBLE, IS_EQ, IS_NE, IS_LT, IS_LE, IS_GT, IS_GE, IS_IN, IS_SAME,
+	IS_DEFINED, IS_UNDEFINED, IS_NONE, IS_BOOLEAN, IS_TRUE, IS_FALSE, IS_INTEGER, IS_FLOAT, IS_NUMBER, IS_STRING,
+	IS_MAPPING, IS_ITERABLE,
+	IS_SEQUENCE, IS_CALLABLE, IS_ODD, IS_EVEN, IS_LOWER, IS_UPPER, IS_DIVISIBLE, IS_EQ, IS_NE, IS_LT, IS_LE, IS_GT,
+	IS_GE, IS_IN, IS_SAME,
 };
 
 static const struct { const char *name; enum what what; } tests[] = {
-	{ "defined", IS_DEFINED }, { "undefined", IS_UNDEFINED }, { "none", IS_NONE }, { "boolean", IS_BOOLEAN }, { "true", IS_TRUE },
-	{ "false", IS_FALSE }, { "integer", IS_INTEGER }, { "float", IS_FLOAT }, { "number", IS_NUMBER }, { "string", IS_STRING },
-	{ "mapping", IS_MAPPING }, { "iterable", IS_ITERABLE }, { "sequence", IS_SEQUENCE }, { "callable", IS_CALLABLE }, { "odd", IS_ODD },
-	{ "even", IS_EVEN }, { "lower", IS_LOWER }, { "upper", IS_UPPER }, { "divisibleby", IS_DIVISIBLE }, { "eq", IS_EQ }, { "equalto", IS_EQ },
-	{ "==", IS_EQ }, { "ne", IS_NE }, { "!=", IS_NE }, { "lt", IS_LT }, { "lessthan", IS_LT }, { "<", IS_LT }, { "le", IS_LE }, { "<=", IS_LE },
-	{ "gt", IS_GT }, { "greaterthan", IS_GT }, { ">", IS_GT }, { "ge", IS_GE }, { ">=", IS_GE }, { "in", IS_IN }, { "sameas", IS_SAME },
+	{ "defined", IS_DEFINED }, { "undefined", IS_UNDEFINED }, { "none", IS_NONE }, { "boolean", IS_BOOLEAN },
+	{ "true", IS_TRUE },
+	{ "false", IS_FALSE }, { "integer", IS_INTEGER }, { "float", IS_FLOAT }, { "number", IS_NUMBER },
+	{ "string", IS_STRING },
+	{ "mapping", IS_MAPPING }, { "iterable", IS_ITERABLE }, { "sequence", IS_SEQUENCE },
+	{ "callable", IS_CALLABLE }, { "odd", IS_ODD },
+	{ "even", IS_EVEN }, { "lower", IS_LOWER }, { "upper", IS_UPPER }, { "divisibleby", IS_DIVISIBLE },
+	{ "eq", IS_EQ }, { "equalto", IS_EQ },
+	{ "==", IS_EQ }, { "ne", IS_NE }, { "!=", IS_NE }, { "lt", IS_LT }, { "lessthan", IS_LT }, { "<", IS_LT },
+	{ "le", IS_LE }, { "<=", IS_LE },
+	{ "gt", IS_GT }, { "greaterthan", IS_GT }, { ">", IS_GT }, { "ge", IS_GE }, { ">=", IS_GE }, { "in", IS_IN },
+	{ "sameas", IS_SAME },
 };
 
 static bool is_kind(enum what w, struct jval v)
@@ -41,10 +49,14 @@ static bool is_kind(enum what w, struct jval v)
 
 static int is_number(struct jx *x, enum what w, struct jval v, struct jval arg, bool *out)
 {
-	int64_t i = v.kind == J_INT ? v.i : v.b, by = w == IS_DIVISIBLE ? arg.i : 2;
+	int64_t i, by;
 
-	if ((v.kind != J_INT && v.kind != J_BOOL) || (w == IS_DIVISIBLE && arg.kind != J_INT) || !by)
+	if ((v.kind != J_INT && v.kind != J_BOOL) || (w == IS_DIVISIBLE && arg.kind != J_INT))
 		return jx_fail(x, "odd, even, divisibleby: whole numbers are needed");
+	i = v.kind == J_INT ? v.i : v.b;
+	by = w == IS_DIVISIBLE ? arg.i : 2;
+	if (!by)
+		return jx_fail(x, "divisibleby: zero");
 	*out = (by == -1 || i % by == 0) != (w == IS_ODD);
 	return 0;
 }

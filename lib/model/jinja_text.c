@@ -52,13 +52,14 @@ static int put_text(struct jx *x, struct buf *b, const char *s)
 static int put_escape(struct jx *x, struct buf *b, const char *fmt, uint32_t c)
 {
 	char s[16];
-	int n = snprintf(s, sizeof(s), fmt[0] == 'x' ? "\\x%02" PRIx32 : fmt[0] == 'u' ? "\\u%04" PRIx32 : "\\U%08" PRIx32, c);
+	int n = snprintf(s, sizeof(s), fmt[0] == 'x' ? "\\x%02" PRIx32 : fmt[0] == 'u' ?
+		"\\u%04" PRIx32 : "\\U%08" PRIx32, c);
 
 	return put(x, b, s, (size_t)n);
 }
 
-/* Python's repr of a string: single quotes, unless it has those and no double ones.  What is not printable, as far as that is a matter of
- * control characters and separators, is escaped. */
+/* Python's repr of a string: single quotes, unless it has those and no double ones.  What is not printable, as far as
+ * that is a matter of control characters and separators, is escaped. */
 static int repr_string(struct jx *x, struct jstr s, struct buf *b)
 {
 	char quote = s.n && memchr(s.p, '\'', s.n) && !memchr(s.p, '"', s.n) ? '"' : '\'';
@@ -97,7 +98,8 @@ static int repr_dict(struct jx *x, const struct jdict *d, struct buf *b)
 	int rc = put_text(x, b, "{");
 
 	for (size_t i = 0; !rc && i < d->n; i++)
-		rc = (i && put_text(x, b, ", ")) || jv_repr(x, d->v[i].key, b) || put_text(x, b, ": ") || jv_repr(x, d->v[i].val, b) ?
+		rc = (i && put_text(x, b, ", ")) || jv_repr(x, d->v[i].key, b) || put_text(x, b, ": ") ||
+			jv_repr(x, d->v[i].val, b) ?
 			x->err->code : 0;
 	return rc ? rc : put_text(x, b, "}");
 }
@@ -178,7 +180,8 @@ static int json_char(struct jx *x, const struct json_style *st, uint32_t c, cons
 	if (c < 0x20 || (st->ascii && c >= 0x7f && c < 0x10000))
 		return put_escape(x, b, "u", c);
 	if (st->ascii && c >= 0x10000)
-		return put_escape(x, b, "u", 0xd800 + ((c - 0x10000) >> 10)) || put_escape(x, b, "u", 0xdc00 + ((c - 0x10000) & 0x3ff)) ?
+		return put_escape(x, b, "u", 0xd800 + ((c - 0x10000) >> 10)) ||
+			put_escape(x, b, "u", 0xdc00 + ((c - 0x10000) & 0x3ff)) ?
 			x->err->code : 0;
 	return put(x, b, p, len);
 }
@@ -208,7 +211,8 @@ static int json_list(struct jx *x, const struct json_style *st, const struct jli
 	int rc = put_text(x, b, "[");
 
 	for (size_t i = 0; !rc && i < l->n; i++)
-		rc = (i && put(x, b, st->item.p, st->item.n)) || new_line(x, st, level + 1, b) || json_value(x, st, l->v[i], level + 1, b) ?
+		rc = (i && put(x, b, st->item.p, st->item.n)) || new_line(x, st, level + 1, b) ||
+			json_value(x, st, l->v[i], level + 1, b) ?
 			x->err->code : 0;
 	if (!rc && l->n)
 		rc = new_line(x, st, level, b);
@@ -261,7 +265,8 @@ static int json_dict(struct jx *x, const struct json_style *st, const struct jdi
 	if (!rc && st->sorted && d->n)
 		rc = sorted_entries(x, d, &v);
 	for (size_t i = 0; !rc && i < d->n; i++)
-		rc = (i && put(x, b, st->item.p, st->item.n)) || new_line(x, st, level + 1, b) || json_key(x, st, v[i].key, b) ||
+		rc = (i && put(x, b, st->item.p, st->item.n)) || new_line(x, st, level + 1, b) ||
+			json_key(x, st, v[i].key, b) ||
 			put(x, b, st->key.p, st->key.n) || json_value(x, st, v[i].val, level + 1, b) ? x->err->code : 0;
 	if (!rc && d->n)
 		rc = new_line(x, st, level, b);
@@ -310,7 +315,8 @@ static int json_style(struct jx *x, const struct jargs *a, struct json_style *st
 	st->key = jstr_of(": ");
 	if (separators.kind == J_NONE)
 		return 0;
-	if (separators.kind != J_LIST || separators.list->n != 2 || separators.list->v[0].kind != J_STR || separators.list->v[1].kind != J_STR)
+	if (separators.kind != J_LIST || separators.list->n != 2 || separators.list->v[0].kind != J_STR ||
+		separators.list->v[1].kind != J_STR)
 		return jx_fail(x, "tojson: 'separators' is not two strings");
 	st->item = separators.list->v[0].s;
 	st->key = separators.list->v[1].s;

@@ -128,8 +128,8 @@ int jv_copy(struct jx *x, const char *p, size_t n, struct jval *out)
 	return jx_step(x, n / 64);
 }
 
-/* A string that ends where the arena does grows in place, so that piling up a text in a loop costs what it is long; a chunk made for a
- * string has room for as much again. */
+/* A string that ends where the arena does grows in place, so that piling up a text in a loop costs what it is long; a
+ * chunk made for a string has room for as much again. */
 int jv_concat(struct jx *x, struct jstr a, struct jstr b, struct jval *out)
 {
 	struct jchunk *c = x->chunks;
@@ -169,7 +169,8 @@ struct jstr jstr_of(const char *text)
 
 const char *jv_type(struct jval v)
 {
-	static const char *const names[] = { "Undefined", "NoneType", "bool", "int", "float", "str", "list", "dict", "Namespace", "function",
+	static const char *const names[] = { "Undefined", "NoneType", "bool", "int", "float", "str", "list", "dict",
+	"Namespace", "function",
 		"method", "Macro", "LoopContext", "slice" };
 
 	return v.kind == J_LIST && v.list->tuple ? "tuple" : names[v.kind];

@@ -34,7 +34,8 @@ void ids_free(struct ids *ids)
 
 /* ---- tokens by id and by content ---- */
 
-/* The slot of a content, or the free one where it would go.  A part of the hash beside the id tells most others apart at once. */
+/* The slot of a content, or the free one where it would go.  A part of the hash beside the id tells most others apart
+ * at once. */
 static struct token_name *name_slot(const struct tokenizer *t, const char *s, size_t n, uint32_t *tag)
 {
 	uint64_t hash = XXH3_64bits(s, n);
@@ -68,7 +69,8 @@ int64_t tokenizer_bos(const struct tokenizer *t) { return t->bos; }
 int64_t tokenizer_eos(const struct tokenizer *t) { return t->eos; }
 bool tokenizer_adds_bos(const struct tokenizer *t) { return t->add_bos; }
 
-/* Byte-level BPE writes every byte as a printable character: printable Latin-1 as itself, the others from U+0100 on, in order. */
+/* Byte-level BPE writes every byte as a printable character: printable Latin-1 as itself, the others from U+0100 on, in
+ * order. */
 static int char_byte(uint32_t c)
 {
 	if ((c >= 33 && c <= 126) || (c >= 161 && c <= 172) || (c >= 174 && c <= 255))
@@ -160,7 +162,8 @@ static int names_init(struct tokenizer *t, size_t count, struct ds_err *err)
 
 /* ---- reading the file ---- */
 
-static int check_keys(const struct tokenizer *t, const json_t *o, const char *const *keys, const char *what, struct ds_err *err)
+static int check_keys(const struct tokenizer *t, const json_t *o, const char *const *keys, const char *what,
+	struct ds_err *err)
 {
 	const char *key;
 	json_t *v;
@@ -180,7 +183,8 @@ static int check_keys(const struct tokenizer *t, const json_t *o, const char *co
 static int check_id(const struct tokenizer *t, const json_t *v, const char *token, struct ds_err *err)
 {
 	if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= TOKENIZER_MAX_ID)
-		return err_set(err, DS_DATA, "%s: id of token '%s' is not in 0..%d", t->name, token, TOKENIZER_MAX_ID - 1);
+		return err_set(err, DS_DATA, "%s: id of token '%s' is not in 0..%d", t->name, token,
+			TOKENIZER_MAX_ID - 1);
 	return 0;
 }
 
@@ -195,7 +199,8 @@ static int read_vocab(struct tokenizer *t, const json_t *vocab, struct ds_err *e
 			return err->code;
 		id = (uint32_t)json_integer_value(v);
 		if (id < t->n && t->tokens[id].known)
-			return err_set(err, DS_DATA, "%s: id %u belongs to two tokens, the second is '%s'", t->name, id, key);
+			return err_set(err, DS_DATA, "%s: id %u belongs to two tokens, the second is '%s'", t->name,
+				id, key);
 		if (put_token(t, key, strlen(key), id, false, err))
 			return err->code;
 	}
@@ -283,7 +288,8 @@ static int read_merges(struct tokenizer *t, const json_t *merges, struct ds_err 
 /* What would change the result has to have the one value that is known. */
 static int check_model(const struct tokenizer *t, const json_t *model, struct ds_err *err)
 {
-	static const char *const keys[] = { "type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+	static const char *const keys[] = { "type", "dropout", "unk_token", "continuing_subword_prefix",
+	"end_of_word_suffix", "fuse_unk",
 		"byte_fallback", "ignore_merges", "vocab", "merges", NULL };
 	static const char *const affixes[] = { "continuing_subword_prefix", "end_of_word_suffix" };
 	const char *type = json_string_value(json_object_get(model, "type"));
@@ -292,7 +298,8 @@ static int check_model(const struct tokenizer *t, const json_t *model, struct ds
 	if (check_keys(t, model, keys, "'model'", err))
 		return err->code;
 	if (!type || strcmp(type, "BPE"))
-		return err_set(err, DS_DATA, "%s: unknown model type '%s': only 'BPE' is known", t->name, type ? type : "(none)");
+		return err_set(err, DS_DATA, "%s: unknown model type '%s': only 'BPE' is known", t->name, type ?
+			type : "(none)");
 	v = json_object_get(model, "dropout");
 	if (v && !json_is_null(v) && json_number_value(v) != 0.0)
 		return err_set(err, DS_DATA, "%s: model with 'dropout'", t->name);
@@ -312,7 +319,8 @@ static int check_model(const struct tokenizer *t, const json_t *model, struct ds
 
 static int read_added_one(struct tokenizer *t, const json_t *a, struct ds_err *err)
 {
-	static const char *const keys[] = { "id", "content", "single_word", "lstrip", "rstrip", "normalized", "special", NULL };
+	static const char *const keys[] = { "id", "content", "single_word", "lstrip", "rstrip", "normalized",
+		"special", NULL };
 	static const char *const off[] = { "single_word", "lstrip", "rstrip" };
 	const char *s = json_string_value(json_object_get(a, "content"));
 	size_t n = json_string_length(json_object_get(a, "content"));
@@ -322,7 +330,8 @@ static int read_added_one(struct tokenizer *t, const json_t *a, struct ds_err *e
 	if (check_keys(t, a, keys, "an added token", err))
 		return err->code;
 	if (!s || !n || n > TOKENIZER_MAX_ADDED_BYTES)
-		return err_set(err, DS_DATA, "%s: added token whose 'content' is not a string of 1..%d bytes", t->name, TOKENIZER_MAX_ADDED_BYTES);
+		return err_set(err, DS_DATA, "%s: added token whose 'content' is not a string of 1..%d bytes", t->name,
+			TOKENIZER_MAX_ADDED_BYTES);
 	if (check_id(t, json_object_get(a, "id"), s, err))
 		return err->code;
 	for (size_t i = 0; i < ARRAY_LEN(off); i++)
@@ -331,7 +340,8 @@ static int read_added_one(struct tokenizer *t, const json_t *a, struct ds_err *e
 	id = (uint32_t)json_integer_value(json_object_get(a, "id"));
 	there = name_id(t, s, n);
 	if (there != NO_ID ? there != id || t->tokens[id].added : id < t->n && t->tokens[id].known)
-		return err_set(err, DS_DATA, "%s: added token '%s' has the id or the content of another token", t->name, s);
+		return err_set(err, DS_DATA, "%s: added token '%s' has the id or the content of another token",
+			t->name, s);
 	if (there == NO_ID && put_token(t, s, n, id, true, err))
 		return err->code;
 	k = &t->tokens[id];
@@ -363,12 +373,14 @@ static bool no_normalizer(const json_t *o)
 	const char *type = json_string_value(json_object_get(o, "type"));
 	const json_t *list = json_object_get(o, "normalizers");
 
-	return !o || json_is_null(o) || (type && !strcmp(type, "Sequence") && json_is_array(list) && !json_array_size(list));
+	return !o || json_is_null(o) || (type && !strcmp(type, "Sequence") && json_is_array(list) &&
+		!json_array_size(list));
 }
 
 static int check_top(const struct tokenizer *t, const json_t *root, struct ds_err *err)
 {
-	static const char *const keys[] = { "version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
+	static const char *const keys[] = { "version", "truncation", "padding", "added_tokens", "normalizer",
+	"pre_tokenizer",
 		"post_processor", "decoder", "model", NULL };
 	static const char *const off[] = { "truncation", "padding" };
 	const char *type = json_string_value(json_object_get(json_object_get(root, "decoder"), "type"));
@@ -383,7 +395,8 @@ static int check_top(const struct tokenizer *t, const json_t *root, struct ds_er
 	if (!no_normalizer(json_object_get(root, "normalizer")))
 		return err_set(err, DS_DATA, "%s: has a 'normalizer': none is known", t->name);
 	if (!type || strcmp(type, "ByteLevel"))
-		return err_set(err, DS_DATA, "%s: unknown decoder '%s': only 'ByteLevel' is known", t->name, type ? type : "(none)");
+		return err_set(err, DS_DATA, "%s: unknown decoder '%s': only 'ByteLevel' is known", t->name, type ?
+			type : "(none)");
 	return check_model(t, json_object_get(root, "model"), err);
 }
 
@@ -437,7 +450,8 @@ int tokenizer_open(struct tokenizer **out, const char *dir, struct ds_err *err)
 
 	*out = NULL;
 	buf_printf(&path, "%s/tokenizer.json", dir);
-	rc = path.nomem ? err_nomem(err, 64, "a path") : tokenizer_read_file(path.p, TOKENIZER_MAX_FILE, false, &text, &n, err);
+	rc = path.nomem ? err_nomem(err, 64, "a path") : tokenizer_read_file(path.p, TOKENIZER_MAX_FILE, false, &text,
+		&n, err);
 	if (!rc)
 		rc = tokenizer_parse(out, text, n, path.p, err);
 	free(text);
@@ -532,6 +546,7 @@ int tokenizer_encode(struct tokenizer *t, const char *text, size_t n, struct ids
 	size_t bad;
 
 	if (!utf8_valid(text, n, &bad))
-		return err_set(err, DS_DATA, "text is not UTF-8: byte 0x%02x at offset %zu", (unsigned)(unsigned char)text[bad], bad);
+		return err_set(err, DS_DATA, "text is not UTF-8: byte 0x%02x at offset %zu",
+			(unsigned)(unsigned char)text[bad], bad);
 	return cut_added(&e, &t->raw, text, n, encode_normal, err);
 }

@@ -30,7 +30,8 @@ static int read_all(int fd, const char *path, size_t max, char **text, size_t *n
 		if (b.nomem || b.len > max) {
 			bool nomem = b.nomem;
 			buf_free(&b);
-			return nomem ? err_nomem(err, b.len, path) : err_set(err, DS_DATA, "'%s' is over %zu bytes", path, max);
+			return nomem ? err_nomem(err, b.len, path) : err_set(err, DS_DATA, "'%s' is over %zu bytes",
+				path, max);
 		}
 	}
 	buf_add(&b, "", 0);
@@ -79,12 +80,14 @@ static int read_add_bos(struct tokenizer *t, const json_t *root, const char *pat
 		return err_set(err, DS_DATA, "'%s': 'add_bos_token' is neither true nor false", path);
 	t->add_bos = json_is_boolean(v) ? json_is_true(v) : class && !strncmp(class, "LlamaTokenizer", 14);
 	if (json_is_true(json_object_get(root, "add_eos_token")))
-		return err_set(err, DS_DATA, "'%s': 'add_eos_token' is set: a prompt that is ended cannot be continued", path);
+		return err_set(err, DS_DATA, "'%s': 'add_eos_token' is set: a prompt that is ended cannot be "
+			"continued", path);
 	t->bos = t->special[0] ? tokenizer_id(t, t->special[0]) : -1;
 	t->eos = t->special[1] ? tokenizer_id(t, t->special[1]) : -1;
 	for (size_t i = 0; i < 2; i++)
 		if (t->special[i] && (i ? t->eos : t->bos) < 0)
-			return err_set(err, DS_DATA, "'%s': '%s' is '%s', which is not in the vocabulary", path, tokenizer_special_names[i], t->special[i]);
+			return err_set(err, DS_DATA, "'%s': '%s' is '%s', which is not in the vocabulary", path,
+				tokenizer_special_names[i], t->special[i]);
 	if (t->add_bos && t->bos < 0)
 		return err_set(err, DS_DATA, "'%s': 'add_bos_token' without 'bos_token'", path);
 	return 0;
@@ -117,7 +120,8 @@ static int read_template(struct tokenizer *t, const json_t *v, const char *path,
 		}
 	}
 	if (!json_is_string(v))
-		return err_set(err, DS_DATA, "'%s': 'chat_template' is neither a string nor a list with one named 'default'", path);
+		return err_set(err, DS_DATA, "'%s': 'chat_template' is neither a string nor a list with one named "
+			"'default'", path);
 	return set_template(t, json_string_value(v), json_string_length(v), err);
 }
 
@@ -168,7 +172,8 @@ int tokenizer_config_load(struct tokenizer *t, const char *dir, struct ds_err *e
 	path.len = 0;
 	buf_printf(&path, "%s/tokenizer_config.json", dir);
 	if (!rc)
-		rc = path.nomem ? err_nomem(err, 64, "a path") : tokenizer_read_file(path.p, CONFIG_MAX_FILE, true, &text, &n, err);
+		rc = path.nomem ? err_nomem(err, 64, "a path") : tokenizer_read_file(path.p, CONFIG_MAX_FILE, true,
+			&text, &n, err);
 	if (!rc && text)
 		rc = read_config(t, text, n, path.p, err);
 	free(text);

@@ -21,7 +21,8 @@ static void add_bad(struct buf *out)
 	buf_add(out, "\xef\xbf\xbd", 3);
 }
 
-/* Could d->pending, which is not a whole character, become one?  Tried by completing it with the tails that may follow. */
+/* Could d->pending, which is not a whole character, become one?  Tried by completing it with the tails that may follow.
+ */
 static bool may_become_char(const struct detok *d)
 {
 	char s[4];

@@ -10,7 +10,8 @@
 #include "model/tokenizer.h"
 
 enum {
-	TOKENIZER_MAX_ID = 1 << 21,       /* ids from a file: far over any vocabulary, so that a table by id stays small */
+	/* ids from a file: far over any vocabulary, so that a table by id stays small */
+	TOKENIZER_MAX_ID = 1 << 21,
 	TOKENIZER_MAX_SPLITS = 16,
 	TOKENIZER_MAX_ADDED_BYTES = 1024, /* of one added token */
 	TOKENIZER_MAX_PATTERN = 1 << 15,
@@ -18,8 +19,8 @@ enum {
 
 /* ---- regular expressions of the pre-tokenizer (tokenizer_regex.c) ---- */
 
-/* Rewrites a pattern of the Rust world for PCRE2: \s and \S become the Unicode property White_Space; what PCRE2 would read in another way is
- * refused.  name: for messages. */
+/* Rewrites a pattern of the Rust world for PCRE2: \s and \S become the Unicode property White_Space; what PCRE2 would
+ * read in another way is refused.  name: for messages. */
 int regex_translate(const char *p, size_t n, const char *name, struct buf *out, struct ds_err *err);
 
 /* ---- pre-tokenizer (tokenizer_pre.c) ---- */
@@ -60,7 +61,8 @@ struct tokenizer {
 	struct token_text *tokens; /* [n], by id */
 	size_t n, cap;
 	struct buf arena;
-	struct token_name { uint32_t id, tag; } *names; /* content -> id: open addressing, [names_mask + 1]; id UINT32_MAX: free */
+	/* content -> id: open addressing, [names_mask + 1]; id UINT32_MAX: free */
+	struct token_name { uint32_t id, tag; } *names;
 	size_t names_mask;
 	struct bpe bpe;
 	bool ignore_merges;        /* a piece that is a token as a whole is not merged up */
@@ -80,7 +82,8 @@ extern const char *const tokenizer_special_names[4];
 
 /* tokenizer_config.json and chat_template.jinja of dir, where there are any (tokenizer_config.c). */
 int tokenizer_config_load(struct tokenizer *t, const char *dir, struct ds_err *err);
-/* Reads a whole file of at most max bytes; DS_NOINPUT, DS_DATA; *text is malloc'ed, NUL-terminated.  Absent and `optional`: 0 and *text NULL. */
+/* Reads a whole file of at most max bytes; DS_NOINPUT, DS_DATA; *text is malloc'ed, NUL-terminated.  Absent and
+ * `optional`: 0 and *text NULL. */
 int tokenizer_read_file(const char *path, size_t max, bool optional, char **text, size_t *n, struct ds_err *err);
 
 #endif

@@ -48,10 +48,12 @@ static int add_split(struct pre *pre, const char *pattern, size_t n, const char 
 	if (rc)
 		goto out;
 	/* MULTILINE: '$' is the end of a line there. */
-	s->code = pcre2_compile((PCRE2_SPTR)(b.p ? b.p : ""), b.len, PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code, &at, NULL);
+	s->code = pcre2_compile((PCRE2_SPTR)(b.p ? b.p : ""), b.len,
+		PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code, &at, NULL);
 	if (!s->code) {
 		pcre2_get_error_message(code, why, sizeof(why));
-		rc = err_set(err, DS_DATA, "%s: bad pattern '%.*s': %s", name, (int)(n < 200 ? n : 200), pattern, (const char *)why);
+		rc = err_set(err, DS_DATA, "%s: bad pattern '%.*s': %s", name, (int)(n < 200 ? n : 200), pattern,
+			(const char *)why);
 		goto out;
 	}
 	pre->n++;
@@ -93,12 +95,14 @@ static int parse_split(struct pre *pre, const json_t *o, const char *name, struc
 	const json_t *pattern = json_object_get(o, "pattern"), *regex = json_object_get(pattern, "Regex");
 	const char *behavior = json_string_value(json_object_get(o, "behavior"));
 
-	if (known_keys(o, keys, name, "the pre-tokenizer 'Split'", err) || known_keys(pattern, pattern_keys, name, "a pattern", err))
+	if (known_keys(o, keys, name, "the pre-tokenizer 'Split'", err) || known_keys(pattern, pattern_keys, name,
+		"a pattern", err))
 		return err->code;
 	if (!json_is_string(regex))
 		return err_set(err, DS_DATA, "%s: pre-tokenizer 'Split' without a pattern 'Regex'", name);
 	if (!behavior || strcmp(behavior, "Isolated"))
-		return err_set(err, DS_DATA, "%s: pre-tokenizer 'Split' with behavior '%s': only 'Isolated' is known", name,
+		return err_set(err, DS_DATA, "%s: pre-tokenizer 'Split' with behavior '%s': only 'Isolated' is known",
+			name,
 			behavior ? behavior : "(none)");
 	if (!json_is_false(json_object_get(o, "invert")))
 		return err_set(err, DS_DATA, "%s: pre-tokenizer 'Split' where 'invert' is not false", name);
@@ -112,7 +116,8 @@ static int parse_bytes(struct pre *pre, const json_t *o, const char *name, struc
 	if (known_keys(o, keys, name, "the pre-tokenizer 'ByteLevel'", err))
 		return err->code;
 	if (!json_is_false(json_object_get(o, "add_prefix_space")))
-		return err_set(err, DS_DATA, "%s: pre-tokenizer 'ByteLevel' where 'add_prefix_space' is not false", name);
+		return err_set(err, DS_DATA, "%s: pre-tokenizer 'ByteLevel' where 'add_prefix_space' is not false",
+			name);
 	if (!json_is_false(json_object_get(o, "use_regex")))
 		return err_set(err, DS_DATA, "%s: pre-tokenizer 'ByteLevel' where 'use_regex' is not false", name);
 	pre->bytes = true;
@@ -188,7 +193,8 @@ static int match_error(int rc, size_t split, struct ds_err *err)
 	PCRE2_UCHAR why[128];
 
 	pcre2_get_error_message(rc, why, sizeof(why));
-	return err_set(err, DS_DATA, "pattern %zu of the pre-tokenizer fails on this text: %s", split + 1, (const char *)why);
+	return err_set(err, DS_DATA, "pattern %zu of the pre-tokenizer fails on this text: %s", split + 1,
+		(const char *)why);
 }
 
 static int split_from(struct pre *pre, size_t k, const char *text, size_t n, pre_fn *fn, void *ctx, struct ds_err *err)
@@ -200,7 +206,8 @@ static int split_from(struct pre *pre, size_t k, const char *text, size_t n, pre
 	if (k == pre->n)
 		return fn(ctx, text, n, err);
 	while (from <= n) {
-		int rc = pcre2_match(pre->v[k].code, (PCRE2_SPTR)text, n, from, PCRE2_NO_UTF_CHECK, pre->v[k].md, pre->mc);
+		int rc = pcre2_match(pre->v[k].code, (PCRE2_SPTR)text, n, from, PCRE2_NO_UTF_CHECK, pre->v[k].md,
+			pre->mc);
 		const PCRE2_SIZE *at = pcre2_get_ovector_pointer(pre->v[k].md);
 		size_t start, end, len;
 		if (rc == PCRE2_ERROR_NOMATCH)

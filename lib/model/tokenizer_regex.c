@@ -1,8 +1,10 @@
 /*
- * Patterns of tokenizer.json are written for the regular expressions of the Rust world (Oniguruma, or the regex crate).  PCRE2 reads most of
- * them in the same way; this is the list of what it does, and everything else is refused by name rather than read differently.
+ * Patterns of tokenizer.json are written for the regular expressions of the Rust world (Oniguruma, or the regex crate).
+ * PCRE2 reads most of them in the same way; this is the list of what it does, and everything else is refused by name
+ * rather than read differently.
  *
- * The differences that matter: \s is the property White_Space there (with U+0085, without U+180E); \h and \v mean other things; "[a&&b]" and
+ * The differences that matter: \s is the property White_Space there (with U+0085, without U+180E); \h and \v mean other
+ * things; "[a&&b]" and
  * "[[a]b]" are set operations; "{,n}" counts.
  */
 #include <stdio.h>
@@ -22,7 +24,8 @@ static int refuse(struct scan *s, size_t at, size_t len, const char *what)
 {
 	if (len > s->n - at)
 		len = s->n - at;
-	return err_set(s->err, DS_DATA, "%s: pattern uses '%.*s' (%s), which this program does not know", s->name, (int)len, s->p + at, what);
+	return err_set(s->err, DS_DATA, "%s: pattern uses '%.*s' (%s), which this program does not know", s->name,
+		(int)len, s->p + at, what);
 }
 
 static bool is_hex(char c)
@@ -73,7 +76,8 @@ static int escape(struct scan *s)
 		buf_add(s->out, s->p + s->i, 2);
 		break;
 	default:
-		if ((unsigned char)c >= 0x80 || c <= ' ' || (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'))
+		if ((unsigned char)c >= 0x80 || c <= ' ' || (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') ||
+			(c >= 'a' && c <= 'z'))
 			return refuse(s, s->i, 2, "escape");
 		buf_add(s->out, s->p + s->i, 2);
 	}
@@ -161,7 +165,8 @@ int regex_translate(const char *p, size_t n, const char *name, struct buf *out, 
 	int rc = 0;
 
 	if (n > TOKENIZER_MAX_PATTERN)
-		return err_set(err, DS_DATA, "%s: pattern of %zu bytes, at most %d are read", name, n, TOKENIZER_MAX_PATTERN);
+		return err_set(err, DS_DATA, "%s: pattern of %zu bytes, at most %d are read", name, n,
+			TOKENIZER_MAX_PATTERN);
 	while (!rc && s.i < n) {
 		switch (p[s.i]) {
 		case '\\': rc = escape(&s); break;

@@ -54,7 +54,8 @@ uint32_t utf8_get(const char *p, size_t *len)
 		return (uint32_t)(s[0] & 0x0f) << 12 | (uint32_t)(s[1] & 0x3f) << 6 | (s[2] & 0x3f);
 	}
 	*len = 4;
-	return (uint32_t)(s[0] & 0x07) << 18 | (uint32_t)(s[1] & 0x3f) << 12 | (uint32_t)(s[2] & 0x3f) << 6 | (s[3] & 0x3f);
+	return (uint32_t)(s[0] & 0x07) << 18 | (uint32_t)(s[1] & 0x3f) << 12 | (uint32_t)(s[2] & 0x3f) << 6 |
+		(s[3] & 0x3f);
 }
 
 size_t utf8_put(uint32_t c, char dst[4])

@@ -8,7 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Bytes of the valid character at p[0 .. n), n > 0; 0 where there is none (overlong forms, surrogates, over U+10FFFF, cut ones). */
+/* Bytes of the valid character at p[0 .. n), n > 0; 0 where there is none (overlong forms, surrogates, over U+10FFFF,
+ * cut ones). */
 size_t utf8_char(const char *p, size_t n);
 /* True if all of it is UTF-8; else *bad is the offset of the first byte that is not. */
 bool utf8_valid(const char *p, size_t n, size_t *bad);

@@ -34,19 +34,20 @@ struct tokenizing {
 int tokenizing_open(struct tokenizing *x, const struct token_options *o, struct ds_err *err);
 void tokenizing_close(struct tokenizing *x);
 
-/* One prompt of plain text, or one JSON object (token_json.c): the ids of its prompt, and the rest of the request.  r->id stays as it is if it is not
- * said.  DS_DATA. */
+/* One prompt of plain text, or one JSON object (token_json.c): the ids of its prompt, and the rest of the request.
+ * r->id stays as it is if it is not said.  DS_DATA. */
 int token_from_text(struct tokenizing *x, const char *text, size_t n, struct ids *ids, struct ds_err *err);
-int token_from_json(struct tokenizing *x, const char *json, size_t n, struct request *r, struct ids *ids, struct ds_err *err);
+int token_from_json(struct tokenizing *x, const char *json, size_t n, struct request *r, struct ids *ids,
+	struct ds_err *err);
 /* The chat prompt of a JSON array of messages, or of an object as above. */
 int token_render_json(struct tokenizing *x, const char *json, size_t n, struct buf *out, struct ds_err *err);
 /* The chat prompt of one message of the user. */
 int token_render_text(struct tokenizing *x, const char *text, size_t n, struct buf *out, struct ds_err *err);
 
 /* Each runs to the end of its input (stage_run). */
-int token_encode(struct tokenizing *x, struct stage_config *stage, struct ds_err *err);
-int token_decode(struct tokenizing *x, struct stage_config *stage, struct ds_err *err);
-int token_tokens(struct tokenizing *x, struct stage_config *stage, struct ds_err *err);
-int token_render(struct tokenizing *x, struct stage_config *stage, struct ds_err *err);
+int token_encode(struct tokenizing *x, const struct stage_config *stage, struct ds_err *err);
+int token_decode(struct tokenizing *x, const struct stage_config *stage, struct ds_err *err);
+int token_tokens(struct tokenizing *x, const struct stage_config *stage, struct ds_err *err);
+int token_render(struct tokenizing *x, const struct stage_config *stage, struct ds_err *err);
 
 #endif

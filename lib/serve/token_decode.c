@@ -1,6 +1,7 @@
 /*
- * ds-token decode: token frames to text.  As text, requests come out in the order of their first frame: the first of those that are not
- * finished is written as its tokens arrive, what the others say waits for their turn.  As JSON lines, each comes out when it is finished.
+ * ds-token decode: token frames to text.  As text, requests come out in the order of their first frame: the first of
+ * those that are not finished is written as its tokens arrive, what the others say waits for their turn.  As JSON
+ * lines, each comes out when it is finished.
  */
 #include <math.h>
 #include <stdio.h>
@@ -52,7 +53,8 @@ static struct answer *find(struct decode *d, uint64_t stream)
 	return NULL;
 }
 
-/* The answer of a stream, begun if it is new.  A finished one that still waits for its turn is over: its stream begins another. */
+/* The answer of a stream, begun if it is new.  A finished one that still waits for its turn is over: its stream begins
+ * another. */
 static struct answer *begin(struct decode *d, struct source *src, uint64_t stream, struct ds_err *err)
 {
 	struct answer *a = find(d, stream);
@@ -151,7 +153,8 @@ static void put_numbers(struct jw *w, const struct answer *a)
 }
 
 /* done or error may be NULL; both: the input ended before the answer did. */
-static int write_json(struct source *src, struct answer *a, const char *id, const struct done *done, const struct error_message *error)
+static int write_json(struct source *src, struct answer *a, const char *id, const struct done *done,
+	const struct error_message *error)
 {
 	struct buf b = { 0 };
 	struct jw w;
@@ -261,13 +264,15 @@ static int on_token(struct decode *d, struct source *src, const struct frame *f,
 	if (token_get(f, &t, err))
 		return err->code;
 	if (d->vocab && t.id >= d->vocab)
-		return err_set(err, DS_DATA, "frame %llu (token): id %u is not below %llu, the vocabulary that the stream states",
+		return err_set(err, DS_DATA, "frame %llu (token): id %u is not below %llu, the vocabulary that the "
+			"stream states",
 			(unsigned long long)f->number, t.id, (unsigned long long)d->vocab);
 	a = begin(d, src, f->stream, err);
 	if (!a)
 		return err->code;
 	if (t.index != a->tokens)
-		return err_set(err, DS_DATA, "frame %llu (token): stream %016llx goes on with token %llu, %llu is due", (unsigned long long)f->number,
+		return err_set(err, DS_DATA, "frame %llu (token): stream %016llx goes on with token %llu, %llu is due",
+			(unsigned long long)f->number,
 			(unsigned long long)f->stream, (unsigned long long)t.index, (unsigned long long)a->tokens);
 	a->tokens++;
 	if (add_token(d, a, &t, err))
@@ -287,7 +292,8 @@ static int on_done(struct decode *d, struct source *src, const struct frame *f, 
 	if (!a)
 		return err->code;
 	if (done.usage.completion != a->tokens) {
-		err_set(&why, DS_DATA, "%llu tokens came, %llu were made", (unsigned long long)a->tokens, (unsigned long long)done.usage.completion);
+		err_set(&why, DS_DATA, "%llu tokens came, %llu were made", (unsigned long long)a->tokens,
+			(unsigned long long)done.usage.completion);
 		return fail(d, src, a, done.id, &why);
 	}
 	return finish(d, src, a, done.id, &done, NULL);
@@ -329,7 +335,8 @@ static int decode_frame(void *ctx, struct source *src, struct frame *f, struct d
 			return stage_forward(src, f);
 		if (f->flags & FRAME_DROPPABLE)
 			return 0;
-		return err_set(err, DS_DATA, "frame %llu (%s) is not for ds-token: tokens are made by ds-decode", (unsigned long long)f->number,
+		return err_set(err, DS_DATA, "frame %llu (%s) is not for ds-token: tokens are made by ds-decode",
+			(unsigned long long)f->number,
 			frame_type_name(f->type));
 	}
 	if (rc && !err->text[0])
@@ -343,7 +350,8 @@ static int decode_hello(void *ctx, struct source *src, const struct hello *h, st
 
 	d->vocab = h->vocab;
 	if (h->vocab && tokenizer_vocab(d->x->t) > h->vocab)
-		return err_set(err, DS_PROTO, "'%s' is of a model with a vocabulary of %llu, the tokenizer of '%s' has %zu", source_name(src),
+		return err_set(err, DS_PROTO, "'%s' is of a model with a vocabulary of %llu, the tokenizer of '%s' "
+			"has %zu", source_name(src),
 			(unsigned long long)h->vocab, d->x->o->model, tokenizer_vocab(d->x->t));
 	return 0;
 }
@@ -373,17 +381,18 @@ static void decode_gone(void *ctx, struct source *src, bool complete)
 
 static const struct stage_ops decode_ops = { .frame = decode_frame, .hello = decode_hello, .gone = decode_gone };
 
-int token_decode(struct tokenizing *x, struct stage_config *stage, struct ds_err *err)
+int token_decode(struct tokenizing *x, const struct stage_config *stage, struct ds_err *err)
 {
 	struct decode d = { .x = x, .connect = stage->opt.connect != NULL };
+	struct stage_config cfg = *stage;
 	struct answer *a;
 	int rc;
 
 	TAILQ_INIT(&d.answers);
-	stage->ops = &decode_ops;
-	stage->ctx = &d;
-	stage->raw_output = true;
-	rc = stage_run(stage, err);
+	cfg.ops = &decode_ops;
+	cfg.ctx = &d;
+	cfg.raw_output = true;
+	rc = stage_run(&cfg, err);
 	while ((a = TAILQ_FIRST(&d.answers)))
 		answer_free(&d, a);
 	return rc;

@@ -90,9 +90,11 @@ static int encode_one(struct encode *e, struct source *src, const char *text, si
 	else
 		snprintf(r.id, sizeof(r.id), "%s%zu", o->id ? o->id : e->prefix, number);
 	e->ids.n = 0;
-	rc = o->jsonl ? token_from_json(e->x, text, n, &r, &e->ids, &why) : token_from_text(e->x, text, n, &e->ids, &why);
+	rc = o->jsonl ? token_from_json(e->x, text, n, &r, &e->ids, &why) : token_from_text(e->x, text, n, &e->ids,
+		&why);
 	if (!rc && e->ids.n * sizeof(*e->ids.v) > e->max_frame)
-		rc = err_set(&why, DS_DATA, "the prompt has %zu tokens, more than --max-frame lets into a frame", e->ids.n);
+		rc = err_set(&why, DS_DATA, "the prompt has %zu tokens, more than --max-frame lets into a frame",
+			e->ids.n);
 	stream = frame_stream_id(r.id, strlen(r.id));
 	if (use_id(e, r.id, stream, err))
 		return err_prefix(err, "line %zu", number + 1);
@@ -147,7 +149,8 @@ static int gather(struct encode *e, const char *p, size_t n, struct ds_err *err)
 	buf_add(&e->text, p, n);
 	if (e->text.nomem)
 		return err_nomem(err, e->text.len + n, "the input");
-	return e->text.len > LINE_MAX_BYTES ? err_set(err, DS_DATA, "a prompt of over %d MiB", LINE_MAX_BYTES >> 20) : 0;
+	return e->text.len > LINE_MAX_BYTES ? err_set(err, DS_DATA, "a prompt of over %d MiB",
+		LINE_MAX_BYTES >> 20) : 0;
 }
 
 static void drop_newline(struct buf *b)
@@ -241,22 +244,24 @@ static const struct stage_ops encode_ops = { .raw = encode_raw };
 static const struct stage_ops tokens_ops = { .raw = tokens_raw };
 static const struct stage_ops render_ops = { .raw = render_raw };
 
-static int run(struct tokenizing *x, struct stage_config *stage, const struct stage_ops *ops, struct ds_err *err)
+static int run(struct tokenizing *x, const struct stage_config *stage, const struct stage_ops *ops, struct ds_err *err)
 {
 	struct encode e = { .x = x, .meta = meta_new(), .max_frame = stage->opt.max_frame };
+	struct stage_config cfg = *stage;
 	int rc;
 
 	/* A service knows requests by their ids alone: those of two clients must not meet. */
 	if (stage->opt.connect)
-		snprintf(e.prefix, sizeof(e.prefix), "r-%llx-%x-", (unsigned long long)time_wall_ns(), (unsigned)getpid());
+		snprintf(e.prefix, sizeof(e.prefix), "r-%llx-%x-", (unsigned long long)time_wall_ns(),
+			(unsigned)getpid());
 	else
 		snprintf(e.prefix, sizeof(e.prefix), "r");
-	stage->ops = ops;
-	stage->ctx = &e;
-	stage->raw_input = true;
-	stage->raw_output = ops != &encode_ops;
-	stage->hello.vocab = x->vocab;
-	rc = e.meta ? stage_run(stage, err) : err_nomem(err, 64, "frame meta");
+	cfg.ops = ops;
+	cfg.ctx = &e;
+	cfg.raw_input = true;
+	cfg.raw_output = ops != &encode_ops;
+	cfg.hello.vocab = x->vocab;
+	rc = e.meta ? stage_run(&cfg, err) : err_nomem(err, 64, "frame meta");
 	if (e.meta)
 		meta_free(e.meta);
 	buf_free(&e.text);
@@ -265,7 +270,7 @@ static int run(struct tokenizing *x, struct stage_config *stage, const struct st
 	return rc;
 }
 
-int token_encode(struct tokenizing *x, struct stage_config *stage, struct ds_err *err)
+int token_encode(struct tokenizing *x, const struct stage_config *stage, struct ds_err *err)
 {
 	const struct token_options *o = x->o;
 
@@ -274,9 +279,12 @@ int token_encode(struct tokenizing *x, struct stage_config *stage, struct ds_err
 	if (o->system && !o->chat && !o->jsonl)
 		return err_set(err, DS_USAGE, "--system is for --chat and --jsonl");
 	if (o->id && (!*o->id || strlen(o->id) > REQUEST_ID_MAX - (o->lines || o->jsonl ? 20 : 0)))
-		return err_set(err, DS_USAGE, "--id: not a text of 1 to %d bytes (44 where numbers follow)", REQUEST_ID_MAX);
+		return err_set(err, DS_USAGE, "--id: not a text of 1 to %d bytes (44 where numbers follow)",
+			REQUEST_ID_MAX);
 	return run(x, stage, &encode_ops, err);
 }
 
-int token_tokens(struct tokenizing *x, struct stage_config *stage, struct ds_err *err) { return run(x, stage, &tokens_ops, err); }
-int token_render(struct tokenizing *x, struct stage_config *stage, struct ds_err *err) { return run(x, stage, &render_ops, err); }
+int token_tokens(struct tokenizing *x, const struct stage_config *stage, struct ds_err *err) { return run(x, stage,
+	&tokens_ops, err); }
+int token_render(struct tokenizing *x, const struct stage_config *stage, struct ds_err *err) { return run(x, stage,
+	&render_ops, err); }

@@ -1,4 +1,5 @@
-/* One JSON object to a request: names as in OpenAI's API.  A key that is not known is refused by name: it would have meant something. */
+/* One JSON object to a request: names as in OpenAI's API.  A key that is not known is refused by name: it would have
+ * meant something. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -44,7 +45,12 @@ static int key_id(struct parsed *p, const char *key, const json_t *v)
 }
 
 static int key_prompt(struct parsed *p, const char *key, const json_t *v) { (void)key; p->prompt = v; return 0; }
-static int key_prompt_ids(struct parsed *p, const char *key, const json_t *v) { (void)key; p->prompt_ids = v; return 0; }
+static int key_prompt_ids(struct parsed *p, const char *key, const json_t *v)
+{
+	(void)key;
+	p->prompt_ids = v;
+	return 0;
+}
 static int key_messages(struct parsed *p, const char *key, const json_t *v) { (void)key; p->messages = v; return 0; }
 static int key_ignored(struct parsed *p, const char *key, const json_t *v) { (void)p; (void)key; (void)v; return 0; }
 
@@ -93,8 +99,14 @@ static int get_bool(struct parsed *p, const char *key, const json_t *v, bool *ou
 	return 0;
 }
 
-static int key_logprobs(struct parsed *p, const char *key, const json_t *v) { return get_bool(p, key, v, &p->r->sampling.logprobs); }
-static int key_ignore_eos(struct parsed *p, const char *key, const json_t *v) { return get_bool(p, key, v, &p->r->ignore_eos); }
+static int key_logprobs(struct parsed *p, const char *key, const json_t *v)
+{
+	return get_bool(p, key, v, &p->r->sampling.logprobs);
+}
+static int key_ignore_eos(struct parsed *p, const char *key, const json_t *v)
+{
+	return get_bool(p, key, v, &p->r->ignore_eos);
+}
 
 static int key_generation(struct parsed *p, const char *key, const json_t *v)
 {
@@ -143,10 +155,13 @@ static int key_tools(struct parsed *p, const char *key, const json_t *v)
 
 static const struct { const char *key; key_fn *fn; } keys[] = {
 	{ "id", key_id }, { "prompt", key_prompt }, { "prompt_ids", key_prompt_ids }, { "messages", key_messages },
-	{ "max_tokens", key_max_tokens }, { "max_completion_tokens", key_max_tokens }, { "temperature", key_temperature }, { "top_p", key_top_p },
+	{ "max_tokens", key_max_tokens }, { "max_completion_tokens", key_max_tokens },
+	{ "temperature", key_temperature }, { "top_p", key_top_p },
 	{ "top_k", key_top_k }, { "seed", key_seed }, { "logprobs", key_logprobs }, { "ignore_eos", key_ignore_eos },
-	{ "stop_token_ids", key_stop_ids }, { "n", key_one }, { "tools", key_tools }, { "chat_template_kwargs", key_vars },
-	{ "add_generation_prompt", key_generation }, { "user", key_ignored }, { "metadata", key_ignored }, { "model", key_ignored },
+	{ "stop_token_ids", key_stop_ids }, { "n", key_one }, { "tools", key_tools },
+	{ "chat_template_kwargs", key_vars },
+	{ "add_generation_prompt", key_generation }, { "user", key_ignored }, { "metadata", key_ignored },
+	{ "model", key_ignored },
 	{ "stream", key_ignored },
 };
 
@@ -221,7 +236,8 @@ static int ids_of(struct parsed *p, const json_t *list, struct ids *ids)
 /* The option's system prompt goes in front where the messages have none. */
 static json_t *with_system(struct parsed *p, const json_t *messages)
 {
-	const char *system = p->x->o->system, *role = json_string_value(json_object_get(json_array_get(messages, 0), "role"));
+	const char *system = p->x->o->system, *role = json_string_value(json_object_get(json_array_get(messages, 0),
+		"role"));
 	json_t *copy;
 
 	if (!system || (role && !strcmp(role, "system")))
@@ -285,7 +301,8 @@ static json_t *parse(const char *json, size_t n, struct ds_err *err)
 	return root;
 }
 
-int token_from_json(struct tokenizing *x, const char *json, size_t n, struct request *r, struct ids *ids, struct ds_err *err)
+int token_from_json(struct tokenizing *x, const char *json, size_t n, struct request *r, struct ids *ids,
+	struct ds_err *err)
 {
 	struct parsed p = { .x = x, .r = r, .err = err, .vars = json_copy(x->vars) };
 	json_t *root = parse(json, n, err);

@@ -22,7 +22,8 @@ static int add_variable(struct tokenizing *x, const char *text, struct ds_err *e
 	if (name && !v)
 		rc = err_set(err, DS_USAGE, "--var: '%s' is not UTF-8", text);
 	else
-		rc = !name || json_object_set_new(x->vars, name, v) ? err_set(err, DS_USAGE, "--var: '%s' cannot be set", text) : 0;
+		rc = !name || json_object_set_new(x->vars, name, v) ? err_set(err, DS_USAGE,
+			"--var: '%s' cannot be set", text) : 0;
 	free(name);
 	return rc;
 }
@@ -64,7 +65,8 @@ static int read_vocab(struct tokenizing *x, struct ds_err *err)
 		return rc;
 	x->vocab = c.vocab;
 	if (tokenizer_vocab(x->t) > c.vocab)
-		return err_set(err, DS_DATA, "'%s': the tokenizer has ids up to %zu, the model's vocabulary ends at %zu", x->o->model,
+		return err_set(err, DS_DATA, "'%s': the tokenizer has ids up to %zu, the model's vocabulary ends at "
+			"%zu", x->o->model,
 			tokenizer_vocab(x->t) - 1, c.vocab - 1);
 	return 0;
 }

@@ -8,9 +8,12 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const char plain[] = "{\"messages\":[{\"role\":\"system\",\"content\":\"S \\u4f60\"},{\"role\":\"user\",\"content\":\" a, b\\n\"},"
-	"{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":{\"x\":[1,2.5]}}}]}],"
-	"\"add_generation_prompt\":true,\"bos_token\":\"<b>\",\"eos_token\":\"<e>\",\"tools\":null,\"n\":3,\"s\":\"Hello, World\",\"l\":[3,1,2],"
+static const char plain[] = "{\"messages\":[{\"role\":\"system\",\"content\":\"S "
+	"\\u4f60\"},{\"role\":\"user\",\"content\":\" a, b\\n\"},"
+	"{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"type\":\"function\","
+	"\"function\":{\"name\":\"f\",\"arguments\":{\"x\":[1,2.5]}}}]}],"
+	"\"add_generation_prompt\":true,\"bos_token\":\"<b>\",\"eos_token\":\"<e>\",\"tools\":null,\"n\":3,"
+	"\"s\":\"Hello, World\",\"l\":[3,1,2],"
 	"\"d\":{\"a\":1,\"b\":{\"c\":\"\\ud83d\\ude00\"}}}";
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -29,7 +32,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		vars = json_loads(plain, 0, NULL);
 	}
 	rc = jinja_render(src, n, vars, &out, &err);
-	if (rc ? (rc != DS_DATA && rc != DS_OS) || !err.text[0] || strchr(err.text, '\n') : !utf8_valid(out.p ? out.p : "", out.len, &bad))
+	if (rc ? (rc != DS_DATA && rc != DS_OS) || !err.text[0] || strchr(err.text, '\n') : !utf8_valid(out.p ?
+		out.p : "", out.len, &bad))
 		abort();
 	buf_free(&out);
 	json_decref(vars);

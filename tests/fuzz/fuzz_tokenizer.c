@@ -1,6 +1,6 @@
 /*
- * The tokenizer.  The first byte chooses: 'j' the rest is a tokenizer.json, which encodes a few texts if it is taken; 'p' a pattern of the
- * pre-tokenizer, a NUL, a text; else a text.  Whatever is encoded decodes to the same text.
+ * The tokenizer.  The first byte chooses: 'j' the rest is a tokenizer.json, which encodes a few texts if it is taken;
+ * 'p' a pattern of the pre-tokenizer, a NUL, a text; else a text.  Whatever is encoded decodes to the same text.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +45,8 @@ static void check_text(struct tokenizer *t, const char *text, size_t n)
 
 static void check_json(const char *json, size_t n)
 {
-	static const char *const texts[] = { "", "a", "Hello, world! 123 456", "\xe4\xbd\xa0\xe5\xa5\xbd \xf0\x9f\x98\x80\n\n  x", "<think>ab</think>" };
+	static const char *const texts[] = { "", "a", "Hello, world! 123 456",
+		"\xe4\xbd\xa0\xe5\xa5\xbd \xf0\x9f\x98\x80\n\n  x", "<think>ab</think>" };
 	struct ds_err err = { 0, "" };
 	struct tokenizer *t;
 
@@ -82,15 +83,20 @@ static void make_json(struct buf *b, const char *pattern, size_t n)
 	jw_init(&w, b);
 	jw_obj(&w);
 	jw_key(&w, "added_tokens");
-	buf_str(b, "[{\"id\":300,\"content\":\"<think>\",\"special\":false,\"normalized\":true},{\"id\":301,\"content\":\"<th\",\"special\":true},"
+	buf_str(b, "[{\"id\":300,\"content\":\"<think>\",\"special\":false,\"normalized\":true},{\"id\":301,"
+		"\"content\":\"<th\",\"special\":true},"
 		"{\"id\":302,\"content\":\"\xef\xbd\x9c\xc3\xa9\",\"special\":true}]");
-	buf_str(b, ",\"decoder\":{\"type\":\"ByteLevel\"},\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\","
+	buf_str(b, ",\"decoder\":{\"type\":\"ByteLevel\"},\"pre_tokenizer\":{\"type\":\"Sequence\","
+		"\"pretokenizers\":[{\"type\":\"Split\","
 		"\"behavior\":\"Isolated\",\"invert\":false,\"pattern\":{\"Regex\":");
 	jw_init(&w, b);
 	jw_strn(&w, pattern, n);
-	buf_str(b, "}},{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]},\"model\":{\"type\":\"BPE\","
-		"\"merges\":[\"a b\",\"ab ab\",\"b a\",\"abab ab\",[\"\xc4\xa0\",\"a\"],\"\xc3\xa4 \xc2\xbd\",\"a a\",\"aa aa\"],\"vocab\":{"
-		"\"ab\":256,\"abab\":257,\"ba\":258,\"ababab\":259,\"\xc4\xa0" "a\":260,\"\xc3\xa4\xc2\xbd\":261,\"aa\":262,\"aaaa\":263");
+	buf_str(b, "}},{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]},"
+		"\"model\":{\"type\":\"BPE\","
+		"\"merges\":[\"a b\",\"ab ab\",\"b a\",\"abab ab\",[\"\xc4\xa0\",\"a\"],\"\xc3\xa4 \xc2\xbd\",\"a "
+			"a\",\"aa aa\"],\"vocab\":{"
+		"\"ab\":256,\"abab\":257,\"ba\":258,\"ababab\":259,\"\xc4\xa0" "a\":260,\"\xc3\xa4\xc2\xbd\":261,"
+		"\"aa\":262,\"aaaa\":263");
 	for (unsigned i = 0; i < 256; i++) {
 		byte_name(i, name);
 		buf_str(b, ",");
@@ -124,7 +130,8 @@ static void check_pattern(const char *p, size_t n)
 static void check_plain(const char *p, size_t n)
 {
 	static struct tokenizer *t;
-	static const char pattern[] = "[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+	static const char pattern[] = "[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| "
+		"?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 	struct ds_err err = { 0, "" };
 	struct buf json = { 0 };
 

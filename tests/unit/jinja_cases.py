@@ -103,7 +103,7 @@ TEXTS = [
     # what fails
     "{{ 'a' + 1 }}", "{{ nope.x }}", "{{ nope + 'a' }}", "{{ 1 / 0 }}", "{{ raise_exception('roles must alternate') }}", "{{ nope() }}", "{{ 3 is zzz }}", "{{ 3 | zzz }}", "{% zzz %}", "{% if t %}", "{{ 1", "{{ }}", "{{ 'a }}", "{# x", "{% for i in 3 %}{% endfor %}",
     "{% endif %}", "{{ l < 1 }}", "{{ (1 }}", "{{ 1) }}", "{% set 1 = 2 %}", "{% for i in l %}", "{{ range(1000000) }}", "{% set s.x = 1 %}", "{{ l.append(4) }}", "{{ [1][none] }}|", "{% break %}", "{{ 'x'.split('') }}", "{% macro m(a) %}{% endmacro %}{{ m(1, 2) }}",
-    "{% raw %}x", "{{ {}.x.y }}", "{{ 'a' in 3 }}", "{{ 1 in 'a' }}", "{{ d | join(3, 4, 5) }}", "{{ messages | tojson(zzz=1) }}", "{{ nope | tojson }}", "{{ none + 1 }}", "{{ s[1:2:0] }}", "{% set a, b = [1] %}", "{{ 1 2 }}", "{{ . }}", "{{ a..b }}",
+    "{% raw %}x", "{{ {}.x.y }}", "{{ 'a' in 3 }}", "{{ 1 in 'a' }}", "{{ d | join(3, 4, 5) }}", "{{ messages | tojson(zzz=1) }}", "{{ nope | tojson }}", "{{ none + 1 }}", "{{ s[1:2:0] }}", "{% set a, b = [1] %}", "{{ 1 2 }}", "{{ . }}", "{{ 'a' is odd }}", "{{ [] is even }}", "{{ 4 is divisibleby 'a' }}", "{{ 4 is divisibleby 0 }}", "{{ a..b }}",
 ]
 
 

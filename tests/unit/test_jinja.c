@@ -14,11 +14,13 @@ static void check_case(const json_t *c, const json_t *vars, size_t line)
 	struct ds_err err = { 0 };
 	struct buf out = { 0 };
 	int rc = jinja_render(json_string_value(t), json_string_length(t), vars, &out, &err);
-	bool ok = want ? !rc && out.len == json_string_length(want) && !memcmp(out.p ? out.p : "", json_string_value(want), out.len) : rc == DS_DATA;
+	bool ok = want ? !rc && out.len == json_string_length(want) && !memcmp(out.p ? out.p : "",
+		json_string_value(want), out.len) : rc == DS_DATA;
 
 	tap_ok(ok, "case %zu: %.100s", line, json_string_value(t));
 	if (!ok)
-		tap_diag("got %d '%s' (%s), want '%s'", rc, out.p ? out.p : "", err.text, want ? json_string_value(want) : "an error");
+		tap_diag("got %d '%s' (%s), want '%s'", rc, out.p ? out.p : "", err.text, want ?
+			json_string_value(want) : "an error");
 	buf_free(&out);
 }
 
@@ -72,7 +74,8 @@ static void check_hostile(const char *what, const char *src, const char *text)
 	json_decref(vars);
 }
 
-static void check_repeated(const char *what, const char *head, const char *unit, size_t n, const char *tail, const char *text)
+static void check_repeated(const char *what, const char *head, const char *unit, size_t n, const char *tail,
+	const char *text)
 {
 	char *src = repeated(head, unit, n, tail);
 
@@ -104,14 +107,17 @@ static void check_limits(void)
 	check_repeated("many attributes", "{{ messages", ".a", 5000, " }}", "nested");
 	check_repeated("values that double", "{% set a = [1] %}", "{% set a = [a, a] %}", 60, "{{ a }}", "steps");
 	check_repeated("strings that double", "{% set a = 'aaaaaaaa' %}", "{% set a = a + a %}", 60, "{{ a }}", "MiB");
-	check_hostile("endless work", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "over");
-	check_hostile("endless text", "{% set a = 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa' * 99999 %}{% for b in range(99999) %}{{ a }}{% endfor %}", "of text");
+	check_hostile("endless work", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+		"over");
+	check_hostile("endless text", "{% set a = 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa' * 99999 %}{% for b in "
+		"range(99999) %}{{ a }}{% endfor %}", "of text");
 	check_hostile("a macro without end", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nested");
 	check_hostile("a number without end", "{{ 9 ** 9 ** 9 }}", "too large");
 	check_hostile("a huge literal", "{{ 99999999999999999999 }}", "too large");
 	check_hostile("a huge repeat", "{{ 'ab' * 9999999999 }}", "over");
 	check_hostile("a line number", "a\nb\n{{ nope.x }}", "line 3");
-	check_hostile("the template's own words", "{{ raise_exception('roles must alternate') }}", "roles must alternate");
+	check_hostile("the template's own words", "{{ raise_exception('roles must alternate') }}",
+		"roles must alternate");
 }
 
 int main(void)

@@ -62,8 +62,10 @@ static void check_vectors(struct tokenizer *t, const char *path, size_t want_lin
 		bool ok;
 		ids.n = 0;
 		lines++;
-		ok = !tokenizer_encode(t, json_string_value(text), n, &ids, &err) && same_ids(&ids, json_object_get(o, "ids")) &&
-			decode_all(t, &ids, &back) && back.len == n && !memcmp(back.p ? back.p : "", json_string_value(text), n);
+		ok = !tokenizer_encode(t, json_string_value(text), n, &ids, &err) &&
+			same_ids(&ids, json_object_get(o, "ids")) &&
+			decode_all(t, &ids, &back) && back.len == n && !memcmp(back.p ? back.p : "",
+			json_string_value(text), n);
 		if (!ok && bad++ < 5)
 			tap_diag("line %zu differs: %s", lines, err.text);
 		json_decref(o);
@@ -87,15 +89,21 @@ static uint32_t below(struct rng *r, uint32_t n)
 
 /* Ranges that a text is mixed from: first, count, longest run. */
 static const struct { uint32_t from, count, run; } ranges[] = {
-	{ 'a', 26, 12 }, { 'A', 26, 6 }, { '0', 10, 9 }, { ' ', 1, 5 }, { '\n', 1, 3 }, { 0, 0x80, 3 }, { 0x80, 0x80, 3 }, { 0x300, 0x70, 3 },
-	{ 0x4e00, 0x51a6, 8 }, { 0x3040, 0xc0, 5 }, { 0xac00, 0x2ba4, 4 }, { 0x1f300, 0x400, 3 }, { 0x200b, 6, 2 }, { 0xfe00, 16, 1 },
-	{ 0x2000, 0x70, 2 }, { 0x600, 0x100, 6 }, { 0x900, 0x80, 6 }, { 0x660, 10, 4 }, { 0xff00, 0xf0, 4 }, { 0, 0xd800, 3 }, { 0xe000, 0x2000, 3 },
-	{ 0x10000, 0x10000, 3 }, { 0x20000, 0x20000, 2 }, { 0x40000, 0xd0000, 2 }, { 0x180e, 1, 2 }, { 0x85, 1, 2 }, { '\r', 1, 2 }, { '\t', 1, 3 },
+	{ 'a', 26, 12 }, { 'A', 26, 6 }, { '0', 10, 9 }, { ' ', 1, 5 }, { '\n', 1, 3 }, { 0, 0x80, 3 },
+	{ 0x80, 0x80, 3 }, { 0x300, 0x70, 3 },
+	{ 0x4e00, 0x51a6, 8 }, { 0x3040, 0xc0, 5 }, { 0xac00, 0x2ba4, 4 }, { 0x1f300, 0x400, 3 }, { 0x200b, 6, 2 },
+	{ 0xfe00, 16, 1 },
+	{ 0x2000, 0x70, 2 }, { 0x600, 0x100, 6 }, { 0x900, 0x80, 6 }, { 0x660, 10, 4 }, { 0xff00, 0xf0, 4 },
+	{ 0, 0xd800, 3 }, { 0xe000, 0x2000, 3 },
+	{ 0x10000, 0x10000, 3 }, { 0x20000, 0x20000, 2 }, { 0x40000, 0xd0000, 2 }, { 0x180e, 1, 2 }, { 0x85, 1, 2 },
+	{ '\r', 1, 2 }, { '\t', 1, 3 },
 };
 
 static void random_text(struct rng *r, struct buf *out)
 {
-	static const char *const tokens[] = { "<think>", "</think>", "<｜User｜>", "<｜begin▁of▁sentence｜>", "<｜", "<", "｜>" };
+	static const char *const tokens[] = { "<think>", "</think>", "<｜User｜>", "<｜begin▁of▁sentence｜>",
+		"<｜", "<",
+		"｜>" };
 	size_t runs = below(r, 20);
 
 	out->len = 0;
@@ -123,7 +131,8 @@ static void check_round_trip(struct tokenizer *t, const char *what, uint64_t see
 		struct ds_err err = { 0 };
 		ids.n = 0;
 		random_text(&r, &text);
-		if (tokenizer_encode(t, text.p, text.len, &ids, &err) || !decode_all(t, &ids, &back) || back.len != text.len ||
+		if (tokenizer_encode(t, text.p, text.len, &ids, &err) || !decode_all(t, &ids, &back) ||
+			back.len != text.len ||
 		    memcmp(back.p ? back.p : "", text.p, text.len))
 			bad++;
 	}
@@ -133,7 +142,8 @@ static void check_round_trip(struct tokenizer *t, const char *what, uint64_t see
 	ids_free(&ids);
 }
 
-/* Every piece that a stream decoder gives is whole characters, whatever the ids; what is valid in the whole comes out unchanged. */
+/* Every piece that a stream decoder gives is whole characters, whatever the ids; what is valid in the whole comes out
+ * unchanged. */
 static void check_stream(struct tokenizer *t)
 {
 	struct rng r = { .seed = 7 };
@@ -193,8 +203,10 @@ static void bytes_to_text(const struct tokenizer *t, const char *bytes, struct b
 static void check_bad_bytes(const struct tokenizer *t)
 {
 	static const char *const cases[][2] = {
-		{ "a\xc3", "a\xef\xbf\xbd" }, { "\xe4\xbd\xe4\xbd\xa0", "\xef\xbf\xbd\xe4\xbd\xa0" }, { "\xff" "b", "\xef\xbf\xbd" "b" },
-		{ "\xe2\x28\xa1", "\xef\xbf\xbd(\xef\xbf\xbd" }, { "\xf0\x9f\x98", "\xef\xbf\xbd" }, { "\xed\xa0\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd" },
+		{ "a\xc3", "a\xef\xbf\xbd" }, { "\xe4\xbd\xe4\xbd\xa0", "\xef\xbf\xbd\xe4\xbd\xa0" },
+		{ "\xff" "b", "\xef\xbf\xbd" "b" },
+		{ "\xe2\x28\xa1", "\xef\xbf\xbd(\xef\xbf\xbd" }, { "\xf0\x9f\x98", "\xef\xbf\xbd" },
+		{ "\xed\xa0\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd" },
 		{ "\xf0\x9f\x98\x80", "\xf0\x9f\x98\x80" },
 	};
 	struct buf out = { 0 };
@@ -215,13 +227,17 @@ static void check_special(struct tokenizer *t)
 	struct ds_err err = { 0 };
 	struct ids ids = { 0 };
 
-	tap_ok(tokenizer_bos(t) == 0 && tokenizer_eos(t) == 1 && tokenizer_adds_bos(t), "bos and eos from tokenizer_config.json");
+	tap_ok(tokenizer_bos(t) == 0 && tokenizer_eos(t) == 1 && tokenizer_adds_bos(t),
+		"bos and eos from tokenizer_config.json");
 	tap_ok(tokenizer_id(t, "<think>") == 1022 && tokenizer_id(t, "nothing like it") == -1, "ids by content");
 	tap_is_int((long long)tokenizer_vocab(t), 1024, "vocabulary");
-	tap_ok(tokenizer_bytes(t, 0, false, &p, &n) && !n && tokenizer_bytes(t, 0, true, &p, &n) && n > 3, "special tokens only on demand");
-	tap_ok(tokenizer_bytes(t, 1022, false, &p, &n) && n == 7 && !memcmp(p, "<think>", 7), "added tokens that are not special are text");
+	tap_ok(tokenizer_bytes(t, 0, false, &p, &n) && !n && tokenizer_bytes(t, 0, true, &p, &n) && n > 3,
+		"special tokens only on demand");
+	tap_ok(tokenizer_bytes(t, 1022, false, &p, &n) && n == 7 && !memcmp(p, "<think>", 7),
+		"added tokens that are not special are text");
 	tap_ok(!tokenizer_bytes(t, 1024, true, &p, &n), "an id over the vocabulary");
-	tap_ok(tokenizer_encode(t, "ab\xff" "c", 4, &ids, &err) == DS_DATA && strstr(err.text, "offset 2"), "text that is not UTF-8: %s", err.text);
+	tap_ok(tokenizer_encode(t, "ab\xff" "c", 4, &ids, &err) == DS_DATA && strstr(err.text, "offset 2"),
+		"text that is not UTF-8: %s", err.text);
 	ids_free(&ids);
 }
 
@@ -237,14 +253,16 @@ static void check_long(struct tokenizer *t, const char *what)
 
 	for (size_t i = 0; i < n; i++)
 		text[i] = (char)('a' + random_bits(3, i) % 26);
-	tap_ok(!tokenizer_encode(t, text, n, &ids, &err) && decode_all(t, &ids, &back) && back.len == n && !memcmp(back.p, text, n),
+	tap_ok(!tokenizer_encode(t, text, n, &ids, &err) && decode_all(t, &ids, &back) && back.len == n &&
+		!memcmp(back.p, text, n),
 		"%s: a word of %zu letters", what, n);
 	took = time_mono_ns() - start;
 	tap_ok(took < 3000000000, "%s: in a short time", what);
 	tap_diag("%zu letters without a break: %.1f ms", n, (double)took / 1e6);
 	memset(text, ' ', n);
 	ids.n = 0;
-	tap_ok(!tokenizer_encode(t, text, n, &ids, &err) && decode_all(t, &ids, &back) && back.len == n, "%s: that many blanks", what);
+	tap_ok(!tokenizer_encode(t, text, n, &ids, &err) && decode_all(t, &ids, &back) && back.len == n,
+		"%s: that many blanks", what);
 	free(text);
 	ids_free(&ids);
 	buf_free(&back);
@@ -292,7 +310,8 @@ static void check_refused(const char *base)
 		{ "\"fuse_unk\":false", "\"fuse_everything\":1", "'fuse_everything'" },
 		{ "\"byte_fallback\":false", "\"byte_fallback\":true", "'byte_fallback'" },
 		{ "\"truncation\":null", "\"truncation\":{\"max_length\":5}", "'truncation'" },
-		{ "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[]}", "\"normalizer\":{\"type\":\"NFC\"}", "'normalizer'" },
+		{ "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[]}", "\"normalizer\":{\"type\":\"NFC\"}",
+		"'normalizer'" },
 		{ "\"decoder\":{\"type\":\"ByteLevel\"", "\"decoder\":{\"type\":\"Metaspace\"", "'Metaspace'" },
 		{ "\"behavior\":\"Isolated\"", "\"behavior\":\"Removed\"", "'Removed'" },
 		{ "\"invert\":false", "\"invert\":true", "'invert'" },
@@ -320,7 +339,8 @@ static void check_refused(const char *base)
 		struct ds_err err = { 0 };
 		struct tokenizer *t;
 		replace(&b, base, cases[i][0], cases[i][1]);
-		tap_ok(tokenizer_parse(&t, b.p, b.len, "t.json", &err) == DS_DATA && !t && strstr(err.text, cases[i][2]) && strstr(err.text, "t.json"),
+		tap_ok(tokenizer_parse(&t, b.p, b.len, "t.json", &err) == DS_DATA && !t &&
+			strstr(err.text, cases[i][2]) && strstr(err.text, "t.json"),
 			"%s: %s", cases[i][1], err.text);
 	}
 	buf_free(&b);
@@ -356,7 +376,8 @@ int main(void)
 	check_v3();
 	check_refused(base);
 	check_cut(base);
-	tap_ok(tokenizer_open(&none, "/nonexistent", &err) == DS_NOINPUT && strstr(err.text, "No such file"), "no such directory: %s", err.text);
+	tap_ok(tokenizer_open(&none, "/nonexistent", &err) == DS_NOINPUT && strstr(err.text, "No such file"),
+		"no such directory: %s", err.text);
 	free(base);
 	json_decref(root);
 	return tap_done();
