@@ -101,7 +101,8 @@ void kern_attn_expanded(struct kern_stream *s, const struct attn_shape *a, const
 
 	if (wanted > 1)
 		wanted *= 2;
-	for (;; e.rows /= 2) { /* cuts through rows make pages be expanded again: only as many as keep the threads busy */
+	/* cuts through rows make pages be expanded again: only as many as keep the threads busy */
+	for (;; e.rows /= 2) {
 		items = 0;
 		for (size_t i = 0; i < count; i++)
 			items += row_cuts(&e, segs + i) * a->heads;

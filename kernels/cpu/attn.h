@@ -6,7 +6,8 @@
  *   expanded   a tile of 64 rows of one head; keys [nope + rope] and values [v] of the page are made from its latents
  *   absorbed   16 (row, head) pairs; keys are the page's rows [lora + rope], values their first [lora] elements
  * A score is one chain of products over k in ascending order; the softmax goes over tokens in ascending order, page
- * after page; so does the sum of values.  Nothing depends on which other queries share the vector, the tile or the task.
+ * after page; so does the sum of values.  Nothing depends on which other queries share the vector, the tile or the
+ * task.
  *
  * The absorbed form is cut at every ATTN_BLOCK pages, by absolute position.  A block starts a softmax of its own, and
  * blocks are merged in ascending order, so that a long context can use all threads without changing a bit.
@@ -62,7 +63,8 @@ struct attn_task {
 	const struct attn_state *parts;
 };
 
-/* Elements from row to row of a scratch matrix: whole vectors, and no power of two that would crowd a few cache sets. */
+/* Elements from row to row of a scratch matrix: whole vectors, and no power of two that would crowd a few cache
+ * sets. */
 static inline size_t attn_ld(size_t cols)
 {
 	return (cols + 15) / 16 * 16 + 16;
@@ -173,7 +175,8 @@ static inline size_t query_layout(struct query_scratch *x, void *area, const str
 
 /* Most that any thread, or the owner, needs for the absorbed form. */
 size_t attn_absorbed_bytes(const struct kern_stream *s, const struct attn_shape *a, const struct kv_pages *kv);
-/* Keys and values of tokens 0 .. n of page p for the task's head, float32 (values rounded if asked), into x->k and x->v. */
+/* Keys and values of tokens 0 .. n of page p for the task's head, float32 (values rounded if asked), into x->k and
+ * x->v. */
 void attn_expand_page(const struct attn_task *t, const struct expanded_scratch *x, size_t p, size_t n, bool round);
 
 #endif

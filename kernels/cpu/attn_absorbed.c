@@ -68,7 +68,8 @@ static size_t absorbed_lay(struct absorbed *b, void *area)
 	max = attn_carve(&at, b->wave * ATTN_LANES);
 	sum = attn_carve(&at, b->wave * ATTN_LANES);
 	for (size_t i = 0; area && i < b->wave; i++)
-		b->part[i] = (struct attn_state){ acc + i * ATTN_LANES * ld, ld, max + i * ATTN_LANES, sum + i * ATTN_LANES };
+		b->part[i] = (struct attn_state){ acc + i * ATTN_LANES * ld, ld, max + i * ATTN_LANES,
+			sum + i * ATTN_LANES };
 	return at - (uintptr_t)area;
 }
 
@@ -116,7 +117,8 @@ static void merge_item(void *arg, size_t i, int worker)
 	size_t pair = k->lane0 + i % ATTN_LANES, lane = k->piece->first * b->shape->heads + pair;
 	size_t pos = k->piece->seg->pos0 + k->piece->row0 + pair / b->shape->heads;
 	struct attn_task t = { .isa = b->isa, .shape = b->shape, .step = ATTN_MERGE, .lane0 = i % ATTN_LANES,
-		.parts = b->part + run->first, .state = { b->state.acc + lane * b->state.ld, b->state.ld, b->state.max + lane, b->state.sum + lane } };
+		.parts = b->part + run->first, .state = { b->state.acc + lane * b->state.ld, b->state.ld,
+			b->state.max + lane, b->state.sum + lane } };
 
 	(void)worker;
 	if (i % ATTN_LANES >= k->lanes)
@@ -134,7 +136,8 @@ static void answer_rows(struct absorbed *b, size_t head, struct act *x, uint16_t
 	bool pack = b->shape->round && b->shape->kv_b->type == DT_BF16;
 
 	for (size_t r = 0; r < b->rows; r++) {
-		float *acc = b->state.acc + (r * heads + head) * b->state.ld, inv = 1.0f / b->state.sum[r * heads + head];
+		float *acc = b->state.acc + (r * heads + head) * b->state.ld;
+		float inv = 1.0f / b->state.sum[r * heads + head];
 		for (size_t j = 0; j < lora; j++)
 			acc[j] *= inv;
 		if (b->shape->round)
@@ -171,8 +174,8 @@ static void answer_item(void *arg, size_t head, int worker)
 	for (size_t i = 0; i < b->npieces; i++)
 		for (size_t r = 0; r < b->pieces[i].rows; r++) {
 			const struct attn_seg *seg = b->pieces[i].seg;
-			memcpy(seg->out + (b->pieces[i].row0 + r) * seg->ldo + head * a->v, y + (b->pieces[i].first + r) * a->v,
-				a->v * sizeof(*y));
+			memcpy(seg->out + (b->pieces[i].row0 + r) * seg->ldo + head * a->v,
+				y + (b->pieces[i].first + r) * a->v, a->v * sizeof(*y));
 		}
 }
 
@@ -228,8 +231,8 @@ size_t attn_absorbed_bytes(const struct kern_stream *s, const struct attn_shape 
 	struct absorbed b = { .shape = a, .wave = WAVE * (size_t)kern_threads(s) };
 	struct query_scratch q;
 	struct absorbed_scratch x;
-	size_t need[] = { absorbed_lay(&b, NULL), query_layout(&q, NULL, a, CHUNK_ROWS), absorbed_layout(&x, NULL, a, kv),
-		answer_bytes(a, CHUNK_ROWS) };
+	size_t need[] = { absorbed_lay(&b, NULL), query_layout(&q, NULL, a, CHUNK_ROWS),
+		absorbed_layout(&x, NULL, a, kv), answer_bytes(a, CHUNK_ROWS) };
 
 	for (size_t i = 1; i < ARRAY_LEN(need); i++)
 		need[0] = need[i] > need[0] ? need[i] : need[0];

@@ -1,4 +1,5 @@
-/* Operands as pairs of bfloat16: a unit is two elements along the sum, the earlier in the low half.  See attn_body.h. */
+/* Operands as pairs of bfloat16: a unit is two elements along the sum, the earlier in the low half.  See
+ * attn_body.h. */
 
 static inline VF v_mac(VF acc, const unit_t *a, const unit_t *b)
 {
@@ -56,7 +57,8 @@ static void pair_bf16(unit_t *dst, const uint16_t *lo, const uint16_t *hi, size_
 {
 	/* unit i of the result: element i of lo, then element i of hi, which is 32 + i to the permutation */
 	const __m512i i = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-	const __m512i first = _mm512_add_epi32(_mm512_or_si512(i, _mm512_slli_epi32(i, 16)), _mm512_set1_epi32(32 << 16));
+	const __m512i first = _mm512_add_epi32(_mm512_or_si512(i, _mm512_slli_epi32(i, 16)),
+		_mm512_set1_epi32(32 << 16));
 	const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(16 << 16 | 16));
 	size_t j = 0;
 
@@ -119,7 +121,8 @@ static void absorbed_operands(const struct attn_task *t, const struct absorbed_s
 {
 	const struct kv_pages *kv = &t->seg->kv;
 	size_t units = (x->kdim + 1) / 2;
-	bool direct = kv->type == DT_BF16 && x->kdim % 2 == 0 && kv->row_ld % 2 == 0 && (uintptr_t)kv->pages[p] % 4 == 0;
+	bool direct = kv->type == DT_BF16 && x->kdim % 2 == 0 && kv->row_ld % 2 == 0 &&
+		(uintptr_t)kv->pages[p] % 4 == 0;
 	unit_t *k = x->k, *v = x->v;
 
 	l->ksteps = units;

@@ -90,7 +90,8 @@ INLINE void tile(const struct product *p, const int rows, const int vecs)
 		a[i] = p->a + 4 * i * ar;
 #pragma GCC unroll 16
 	for (int i = 0; i < rows * vecs; i++)
-		c[i] = p->scale ? v_mul(v_load(p->c + i / vecs * p->ldc + i % vecs * VL), v_set1(p->scale[i / vecs])) : v_zero();
+		c[i] = p->scale ? v_mul(v_load(p->c + i / vecs * p->ldc + i % vecs * VL), v_set1(p->scale[i / vecs]))
+			: v_zero();
 	for (size_t k = 0; k < common; k++, b += ldb, ahead += line) {
 		__builtin_prefetch(ahead, 0, 2);
 #pragma GCC unroll 16
@@ -257,8 +258,9 @@ struct tile_state {
 
 static struct tile_state tile_at(const struct expanded_scratch *x, size_t i)
 {
-	return (struct tile_state){ (unit_t *)x->q + i * ATTN_TILE * x->kdim, { x->state.acc + i * ATTN_TILE * x->state.ld,
-		x->state.ld, x->state.max + i * ATTN_TILE, x->state.sum + i * ATTN_TILE } };
+	return (struct tile_state){ (unit_t *)x->q + i * ATTN_TILE * x->kdim,
+		{ x->state.acc + i * ATTN_TILE * x->state.ld, x->state.ld,
+		x->state.max + i * ATTN_TILE, x->state.sum + i * ATTN_TILE } };
 }
 
 static void expanded_start(const struct attn_task *t, const struct expanded_scratch *x)
@@ -280,7 +282,8 @@ static void expanded_end(const struct attn_task *t, const struct expanded_scratc
 	const struct attn_shape *a = t->shape;
 
 	for (size_t r = 0; r < t->rows; r++) {
-		float *acc = x->state.acc + r * x->state.ld, *out = t->seg->out + (t->row0 + r) * t->seg->ldo + t->head * a->v;
+		float *acc = x->state.acc + r * x->state.ld, *out = t->seg->out + (t->row0 + r) * t->seg->ldo +
+			t->head * a->v;
 		float inv = 1.0f / x->state.sum[r];
 		for (size_t j = 0; j < a->v; j += VL)
 			v_store(acc + j, v_mul(v_load(acc + j), v_set1(inv)));
@@ -310,7 +313,8 @@ static void attn_expanded(const struct attn_task *t)
 			struct tile_state tile = tile_at(&x, i);
 			l.used = t->rows - i * ATTN_TILE < ATTN_TILE ? t->rows - i * ATTN_TILE : ATTN_TILE;
 			for (size_t r = 0; r < ATTN_TILE; r++) /* lanes not in use do as the last one */
-				cnt[r] = (int32_t)attn_seen(pos0 + i * ATTN_TILE + (r < l.used ? r : l.used - 1), p, kv->page);
+				cnt[r] = (int32_t)attn_seen(pos0 + i * ATTN_TILE + (r < l.used ? r : l.used - 1), p,
+					kv->page);
 			l.q = tile.q;
 			if (cnt[ATTN_TILE - 1])
 				look_page(&l, &tile.st, (size_t)cnt[ATTN_TILE - 1]);
@@ -370,7 +374,8 @@ static void absorbed_pages(const struct attn_task *t)
 	for (size_t i = 0; i < t->lanes; i++)
 		put_query(t->isa, (unit_t *)x.q + i, ATTN_LANES, t->q + i * t->ld, x.kdim, a->round, x.row);
 	for (size_t p = t->page0; p < t->page0 + t->pages; p++) {
-		struct look l = { .lanes = ATTN_LANES, .used = t->lanes, .q = x.q, .vcols = round_up(a->lora, ATTN_LANES),
+		struct look l = { .lanes = ATTN_LANES, .used = t->lanes, .q = x.q,
+			.vcols = round_up(a->lora, ATTN_LANES),
 			.cnt = cnt, .s = x.s, .corr = x.corr, .scale = a->scale, .round = a->round };
 		for (size_t i = 0; i < ATTN_LANES; i++) {
 			size_t lane = t->lane0 + (i < t->lanes ? i : t->lanes - 1);

@@ -47,7 +47,8 @@ static void widen_row(float *y, const struct mat *m, size_t r)
 			v_store(y + j, v_load_bf16((const uint16_t *)row + j));
 			break;
 		case DT_F8_E4M3:
-			v_store(y + j, v_mul(v_mul(v_load_f8((const uint8_t *)row + j), v_set1(256.0f)), v_set1(mat_scale(m, r, j))));
+			v_store(y + j, v_mul(v_mul(v_load_f8((const uint8_t *)row + j), v_set1(256.0f)),
+				v_set1(mat_scale(m, r, j))));
 			break;
 		default:
 			mat_widen(y + j, m, r, j, VL);

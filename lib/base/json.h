@@ -20,7 +20,8 @@ void jw_str(struct jw *w, const char *s);
 void jw_strn(struct jw *w, const char *s, size_t n); /* bytes that are no UTF-8 become U+FFFD */
 void jw_int(struct jw *w, int64_t v);
 void jw_uint(struct jw *w, uint64_t v);
-void jw_real(struct jw *w, double v);  /* shortest text that reads back equal as a double; NaN and infinities become null */
+/* shortest text that reads back equal as a double; NaN and infinities become null */
+void jw_real(struct jw *w, double v);
 void jw_bool(struct jw *w, bool v);
 void jw_null(struct jw *w);
 

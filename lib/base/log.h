@@ -1,5 +1,6 @@
 /*
- * Records on stderr: one write(2) each, so that lines of many processes never mix.  Text ("ds-x: message") or JSON lines.
+ * Records on stderr: one write(2) each, so that lines of many processes never mix.  Text ("ds-x: message") or JSON
+ * lines.
  */
 #ifndef DS_BASE_LOG_H
 #define DS_BASE_LOG_H

@@ -16,8 +16,8 @@ static int quiet;
 
 static const struct opt common[] = {
 	{ .name = "help", .letter = 'h', .help = "show this and exit", .type = OPT_FLAG, .dst = &want_help },
-	{ .name = "version", .letter = 'V', .help = "show the version and exit; with -v how it was built", .type = OPT_FLAG,
-	  .dst = &want_version },
+	{ .name = "version", .letter = 'V', .help = "show the version and exit; with -v how it was built",
+		.type = OPT_FLAG, .dst = &want_version },
 	{ .name = "options", .help = "list the options, separated by tabs, for completion", .type = OPT_FLAG,
 	  .dst = &want_options },
 	{ .name = "verbose", .letter = 'v', .help = "say more on stderr", .type = OPT_COUNT, .dst = &opt_verbose },
@@ -81,10 +81,12 @@ static int set_value(const struct opt *o, const char *v)
 	}
 }
 
-static int bad_value(const struct opt_program *p, const struct opt *o, const char *where, const char *v, struct ds_err *err)
+static int bad_value(const struct opt_program *p, const struct opt *o, const char *where, const char *v,
+	struct ds_err *err)
 {
 	static const char *const kinds[] = {
-		[OPT_INT] = "a whole number", [OPT_SIZE] = "a size (such as 64K, 2G)", [OPT_TIME] = "a time (such as 10ms, 2s, 5m)",
+		[OPT_INT] = "a whole number", [OPT_SIZE] = "a size (such as 64K, 2G)",
+		[OPT_TIME] = "a time (such as 10ms, 2s, 5m)",
 		[OPT_REAL] = "a number", [OPT_STR] = "a text", [OPT_LIST] = "a text",
 	};
 	char range[80] = "";
@@ -93,7 +95,8 @@ static int bad_value(const struct opt_program *p, const struct opt *o, const cha
 		snprintf(range, sizeof(range), " from %lld to %lld", (long long)o->min, (long long)o->max);
 	else if (o->type == OPT_REAL)
 		snprintf(range, sizeof(range), " from %g to %g", o->rmin, o->rmax);
-	return err_set(err, DS_USAGE, "%s: '%s' is not %s%s; try '%s --help'", where, v, kinds[o->type], range, p->name);
+	return err_set(err, DS_USAGE, "%s: '%s' is not %s%s; try '%s --help'", where, v, kinds[o->type], range,
+		p->name);
 }
 
 static int set_default(const struct opt_program *p, const struct opt *o, struct ds_err *err)
@@ -125,7 +128,8 @@ static void print_help(const struct opt_program *p, const struct opt **all, size
 		const struct opt *o = all[i];
 
 		if (o->letter)
-			snprintf(left, sizeof(left), "-%c, --%s%s%s", o->letter, o->name, o->arg ? " " : "", o->arg ? o->arg : "");
+			snprintf(left, sizeof(left), "-%c, --%s%s%s", o->letter, o->name, o->arg ? " " : "",
+				o->arg ? o->arg : "");
 		else
 			snprintf(left, sizeof(left), "    --%s%s%s", o->name, o->arg ? " " : "", o->arg ? o->arg : "");
 		printf("  %-28s %s", left, o->help);

@@ -26,7 +26,8 @@ struct mat {
 	size_t rows, cols;
 	size_t ld;          /* elements from one row to the next */
 	size_t scale_ld;    /* scales from one row of blocks to the next */
-	size_t row0;        /* where row 0 lies within the scale blocks: (row0 + r) / 128 picks the block row (for slices) */
+	/* where row 0 lies within the scale blocks: (row0 + r) / 128 picks the block row (for slices) */
+	size_t row0;
 	enum dtype type;
 };
 

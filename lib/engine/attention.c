@@ -40,8 +40,8 @@ static void project(struct engine *e, const struct layer *l, size_t rows)
 
 	kern_rmsnorm(e->s, e->x, c->hidden, e->h, c->hidden, &l->attn_norm, (float)c->eps, rows, c->hidden, e->round);
 	kern_pack(e->s, kind, c->ue8m0, e->x, rows, c->hidden, c->hidden, e->packed, &x);
-	e->gemms[0] = (struct gemm){ .y = c->q_lora ? e->qa : e->q, .ldy = first->rows, .x = &x, .w = first, .rows = rows,
-		.round = e->round };
+	e->gemms[0] = (struct gemm){ .y = c->q_lora ? e->qa : e->q, .ldy = first->rows, .x = &x, .w = first,
+		.rows = rows, .round = e->round };
 	e->gemms[1] = (struct gemm){ .y = e->kva, .ldy = l->kv_a.rows, .x = &x, .w = &l->kv_a, .rows = rows,
 		.round = e->round };
 	if (kv_kind != kind) {
@@ -82,8 +82,8 @@ static size_t describe(struct engine *e, size_t n, const struct batch *b, bool a
 		if (s->absorbed == absorbed && s->rows) {
 			for (size_t p = 0; p < used; p++)
 				pages[p] = (unsigned char *)s->kv->pages[p] + layer_bytes;
-			e->attn[count++] = (struct attn_seg){ .q = e->q + row * ldq, .ldq = ldq, .out = e->o + row * ldo,
-				.ldo = ldo, .rows = s->rows, .pos0 = s->kv->length,
+			e->attn[count++] = (struct attn_seg){ .q = e->q + row * ldq, .ldq = ldq,
+				.out = e->o + row * ldo, .ldo = ldo, .rows = s->rows, .pos0 = s->kv->length,
 				.kv = { .pages = pages, .page = KV_BLOCK, .row_ld = dim, .type = engine_kv_type(e) } };
 			pages += used;
 		}
@@ -110,8 +110,8 @@ static void gate(struct engine *e, const struct layer *l, size_t n, size_t rows)
 {
 	const struct config *c = e->c;
 	struct route r = { .score = c->score, .method = c->topk, .experts = c->experts, .top_k = c->top_k,
-		.groups = c->groups, .topk_groups = c->topk_groups, .normalise = c->norm_topk, .scale = (float)c->route_scale,
-		.bias = l->bias };
+		.groups = c->groups, .topk_groups = c->topk_groups, .normalise = c->norm_topk,
+		.scale = (float)c->route_scale, .bias = l->bias };
 
 	/* The gate's logits are not rounded: experts are chosen in float32. */
 	engine_linear(e, e->router, e->x, &l->router, rows, e->packed, false);

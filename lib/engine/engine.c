@@ -84,10 +84,12 @@ static size_t lay_out(struct engine *e)
 static int reserve(struct engine *e, struct ds_err *err)
 {
 	e->memory_bytes = lay_out(e);
-	e->memory = mmap(NULL, e->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	e->memory = mmap(NULL, e->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+		-1, 0);
 	if (e->memory == MAP_FAILED) {
 		e->memory = NULL;
-		return err_set(err, DS_OS, "out of memory: %zu bytes for steps of %zu tokens; lower --chunk or --max-batch",
+		return err_set(err, DS_OS,
+			"out of memory: %zu bytes for steps of %zu tokens; lower --chunk or --max-batch",
 			e->memory_bytes, e->max_rows);
 	}
 	lay_out(e);
@@ -160,8 +162,8 @@ void engine_set_tap(struct engine *e, engine_tap fn, void *ctx)
 	e->tap_ctx = ctx;
 }
 
-void engine_show(const struct engine *e, const char *point, size_t layer, enum dtype type, const void *data, size_t rows,
-	size_t cols)
+void engine_show(const struct engine *e, const char *point, size_t layer, enum dtype type, const void *data,
+	size_t rows, size_t cols)
 {
 	if (e->tap)
 		e->tap(e->tap_ctx, point, layer, type, data, rows, cols);

@@ -1,13 +1,14 @@
 /*
  * The engine: one step takes rows of many sequences through all layers.
  *
- * A step is a list of segments, each some new tokens of one sequence, attended either in the expanded form (prefill) or in
- * the absorbed form (decode) over the sequence's paged latent cache.  Rows of all segments go through the matrix products
- * together; by law 2 no row's bits depend on its company.
+ * A step is a list of segments, each some new tokens of one sequence, attended either in the expanded form (prefill) or
+ * in the absorbed form (decode) over the sequence's paged latent cache.  Rows of all segments go through the matrix
+ * products together; by law 2 no row's bits depend on its company.
  *
- * Arithmetic: ARITH_F32 keeps float32 throughout (comparison with references); ARITH_BF16 rounds where DeepSeek's engine
- * holds bfloat16: the residual stream, inputs and outputs of every product, core attention, the cache, each expert's output
- * row.  FP8 weights take FP8 products in both (activations quantised 1x128), except kv_b_proj, which is dequantised.
+ * Arithmetic: ARITH_F32 keeps float32 throughout (comparison with references); ARITH_BF16 rounds where DeepSeek's
+ * engine holds bfloat16: the residual stream, inputs and outputs of every product, core attention, the cache, each
+ * expert's output row.  FP8 weights take FP8 products in both (activations quantised 1x128), except kv_b_proj, which is
+ * dequantised.
  */
 #ifndef DS_ENGINE_ENGINE_H
 #define DS_ENGINE_ENGINE_H
@@ -22,7 +23,8 @@ struct engine;
 
 struct engine_config {
 	enum arith arith;
-	bool dequant;        /* FP8 weights dequantised in products, activations not quantised: for comparison with references */
+	/* FP8 weights dequantised in products, activations not quantised: for comparison with references */
+	bool dequant;
 	int threads;
 	const char *kernels; /* kernel set, or NULL */
 	size_t max_rows;     /* most rows (tokens) in one step */
@@ -56,7 +58,8 @@ int engine_step(struct engine *e, struct segment *segs, size_t count, struct ds_
 
 /*
  * Taps: fn sees a tensor at a point of a layer while a step runs (goldens, dumps).  Points and their rows:
- *   "embed" [rows, hidden] layer 0, "attn" and "out" (residual stream after attention and after the layer) [rows, hidden],
+ *   "embed" [rows, hidden] layer 0, "attn" and "out" (residual stream after attention and after the layer)
+ *   [rows, hidden],
  *   "router.logits" [rows, experts], "router.ids" (U32) and "router.weights" [rows, top_k], "final" [rows, hidden].
  */
 typedef void (*engine_tap)(void *ctx, const char *point, size_t layer, enum dtype type, const void *data, size_t rows,

@@ -35,7 +35,8 @@ struct engine {
 	uint32_t *slot;         /* [R, top_k] dispatched row of each (token, choice) */
 	uint32_t *offset;       /* [experts + 2] first dispatched row of each expert */
 	float *expert_out;      /* [S, hidden] */
-	void *packed, *packed2; /* activations as products read them: rows of hidden or q_lora; rows of an FFN or of heads * v */
+	/* activations as products read them: rows of hidden or q_lora; rows of an FFN or of heads * v */
+	void *packed, *packed2;
 	float *last;            /* [max_segs, hidden] rows that want logits */
 	float *logits;          /* [max_segs, vocab] */
 	uint32_t *argmax;       /* [max_segs] */
@@ -55,8 +56,8 @@ struct batch {
 enum act_kind engine_act(const struct engine *e, const struct mat *w);
 /* y [rows, w->rows] = x [rows, w->cols] W^T, packing x into buf. */
 void engine_linear(struct engine *e, float *y, const float *x, const struct mat *w, size_t rows, void *buf, bool round);
-void engine_show(const struct engine *e, const char *point, size_t layer, enum dtype type, const void *data, size_t rows,
-	size_t cols);
+void engine_show(const struct engine *e, const char *point, size_t layer, enum dtype type, const void *data,
+	size_t rows, size_t cols);
 
 /* The parts of a step: the residual stream e->h from the segments' tokens; one layer; norm and head. */
 void engine_embed(struct engine *e, struct batch *b);

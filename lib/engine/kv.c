@@ -12,7 +12,8 @@ int kv_pool_new(struct kv_pool **out, enum dtype type, size_t layers, size_t dim
 	struct kv_pool *p;
 
 	if (bytes / block == 0)
-		return err_set(err, DS_CONFIG, "--kv-memory of %llu bytes is less than one block of %d tokens, %zu bytes",
+		return err_set(err, DS_CONFIG,
+			"--kv-memory of %llu bytes is less than one block of %d tokens, %zu bytes",
 			(unsigned long long)bytes, KV_BLOCK, block);
 	p = mem_calloc(1, sizeof(*p));
 	if (!p)
@@ -23,8 +24,8 @@ int kv_pool_new(struct kv_pool **out, enum dtype type, size_t layers, size_t dim
 	p->block_bytes = block;
 	p->blocks = bytes / block < UINT32_MAX ? (size_t)(bytes / block) : UINT32_MAX;
 	p->free = mem_array(p->blocks, sizeof(*p->free));
-	p->memory = mmap(NULL, p->blocks * block, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-		0);
+	p->memory = mmap(NULL, p->blocks * block, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+		-1, 0);
 	if (p->memory == MAP_FAILED)
 		p->memory = NULL;
 	if (!p->free || !p->memory) {

@@ -1,9 +1,9 @@
 /*
  * The paged latent KV cache: a pool of blocks of 64 tokens, and sequences as tables of blocks.
  *
- * A block is [layers][KV_BLOCK][dim] elements, dim = kv_lora + rope: per token and layer the latent after its norm, then
- * the rotated key part.  This is also the payload of a KV frame, so blocks go to and come from streams without a copy.
- * The pool's memory is reserved at once and touched as it is used.  Not thread-safe.
+ * A block is [layers][KV_BLOCK][dim] elements, dim = kv_lora + rope: per token and layer the latent after its norm,
+ * then the rotated key part.  This is also the payload of a KV frame, so blocks go to and come from streams without a
+ * copy. The pool's memory is reserved at once and touched as it is used.  Not thread-safe.
  */
 #ifndef DS_ENGINE_KV_H
 #define DS_ENGINE_KV_H

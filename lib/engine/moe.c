@@ -10,8 +10,8 @@ void stage_dispatch(struct engine *e, const struct layer *l, struct batch *b, st
 	size_t pairs = b->rows * c->top_k;
 
 	memset(e->offset, 0, (c->experts + 2) * sizeof(*e->offset));
-	/* Counts stand two places up, so that after the running sum offset[i + 1] is where expert i's rows begin; filling
-	 * moves it to where they end, and offset[i] is left as the beginning. */
+	/* Counts stand two places up, so that after the running sum offset[i + 1] is where expert i's rows begin;
+	 * filling moves it to where they end, and offset[i] is left as the beginning. */
 	for (size_t i = 0; i < pairs; i++)
 		e->offset[e->ids[i] + 2]++;
 	for (size_t i = 2; i < c->experts + 2; i++)
@@ -22,7 +22,8 @@ void stage_dispatch(struct engine *e, const struct layer *l, struct batch *b, st
 		e->slot[i] = at;
 		e->gather[at] = (uint32_t)(i / c->top_k);
 	}
-	kern_pack(e->s, engine_act(e, &l->experts[0].gate), c->ue8m0, e->x, b->rows, c->hidden, c->hidden, e->packed, x);
+	kern_pack(e->s, engine_act(e, &l->experts[0].gate), c->ue8m0, e->x, b->rows, c->hidden, c->hidden, e->packed,
+		x);
 }
 
 static void ffn(struct engine *e, const struct ffn *f, size_t rows, float *y)
@@ -31,7 +32,8 @@ static void ffn(struct engine *e, const struct ffn *f, size_t rows, float *y)
 	struct act x;
 
 	kern_pack(e->s, engine_act(e, &f->gate), e->c->ue8m0, e->x, rows, e->c->hidden, e->c->hidden, e->packed, &x);
-	e->gemms[0] = (struct gemm){ .y = e->gate, .ldy = width, .x = &x, .w = &f->gate, .rows = rows, .round = e->round };
+	e->gemms[0] = (struct gemm){ .y = e->gate, .ldy = width, .x = &x, .w = &f->gate, .rows = rows,
+		.round = e->round };
 	e->gemms[1] = (struct gemm){ .y = e->up, .ldy = width, .x = &x, .w = &f->up, .rows = rows, .round = e->round };
 	kern_gemm(e->s, e->gemms, 2);
 	kern_swiglu(e->s, e->gate, width, e->gate, width, e->up, width, rows, width, e->round);
@@ -101,5 +103,6 @@ void stage_combine(struct engine *e, struct batch *b)
 {
 	size_t hidden = e->c->hidden;
 
-	kern_combine(e->s, e->t, hidden, e->expert_out, hidden, e->slot, e->weights, e->c->top_k, b->rows, hidden, e->round);
+	kern_combine(e->s, e->t, hidden, e->expert_out, hidden, e->slot, e->weights, e->c->top_k, b->rows, hidden,
+		e->round);
 }

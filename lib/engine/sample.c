@@ -66,8 +66,8 @@ static size_t weigh(struct sampler *s, const float *logits, float max, double te
 	return n;
 }
 
-/* Drops what top-p cannot reach before anything is sorted: tokens whose share is below (1 - top_p) / vocab weigh at most
- * 1 - top_p together, so the nucleus is complete without them. */
+/* Drops what top-p cannot reach before anything is sorted: tokens whose share is below (1 - top_p) / vocab weigh at
+ * most 1 - top_p together, so the nucleus is complete without them. */
 static size_t drop_tail(struct sampler *s, size_t n, double least)
 {
 	size_t kept = 0;
@@ -102,8 +102,8 @@ static size_t cut(struct sampler *s, const struct sample_params *p, size_t n, do
 	return kept;
 }
 
-uint32_t sample_token(struct sampler *s, const struct sample_params *p, const float *logits, uint32_t argmax, double lse,
-	uint64_t position, double *logprob)
+uint32_t sample_token(struct sampler *s, const struct sample_params *p, const float *logits, uint32_t argmax,
+	double lse, uint64_t position, double *logprob)
 {
 	uint32_t id = argmax;
 	double total, at, sum = 0.0;

@@ -20,7 +20,8 @@ struct hello {
 	uint64_t vocab;       /* 0 unknown */
 	uint64_t mtp;         /* MTP layers in use */
 	uint64_t rank, world; /* 0 of 1 */
-	bool elsewhere;       /* no answers come back on this connection: they go where the program was told (-l with -o) */
+	/* no answers come back on this connection: they go where the program was told (-l with -o) */
+	bool elsewhere;
 	char via[512];        /* programs the stream came through, comma-separated: "ds-token/0.1,ds-prefill/0.1" */
 };
 

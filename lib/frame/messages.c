@@ -9,8 +9,8 @@
 
 static int bad_key(const struct frame *f, const char *key, const char *why, struct ds_err *err)
 {
-	return err_set(err, DS_DATA, "frame %llu (%s): '%s' %s", (unsigned long long)f->number, frame_type_name(f->type), key,
-		why);
+	return err_set(err, DS_DATA, "frame %llu (%s): '%s' %s", (unsigned long long)f->number,
+		frame_type_name(f->type), key, why);
 }
 
 /* A whole number in [min, max]; absent: *v stays as it is unless `must`. */
@@ -49,8 +49,8 @@ static int get_real(const struct frame *f, struct meta m, const char *key, doubl
 		break;
 	}
 	if (!(d >= min && d <= max))
-		return err_set(err, DS_DATA, "frame %llu (%s): '%s' is %g, not within %g to %g", (unsigned long long)f->number,
-			frame_type_name(f->type), key, d, min, max);
+		return err_set(err, DS_DATA, "frame %llu (%s): '%s' is %g, not within %g to %g",
+			(unsigned long long)f->number, frame_type_name(f->type), key, d, min, max);
 	*v = d;
 	return 0;
 }
@@ -105,7 +105,8 @@ static int refuse_unsupported(const struct frame *f, struct meta sampling, struc
 
 	for (size_t i = 0; i < ARRAY_LEN(keys); i++)
 		if (meta_real(sampling, keys[i], &v) != META_ABSENT)
-			return err_set(err, DS_DATA, "frame %llu (request): sampling '%s' is not supported by this version",
+			return err_set(err, DS_DATA,
+				"frame %llu (request): sampling '%s' is not supported by this version",
 				(unsigned long long)f->number, keys[i]);
 	if (meta_array(f->meta, "stop", &stops, &n) != META_ABSENT && n)
 		return bad_key(f, "stop", "strings are not supported by this version; use 'stop_ids'", err);
@@ -306,7 +307,8 @@ int done_get(const struct frame *f, struct done *d, struct ds_err *err)
 
 	memset(d, 0, sizeof(*d));
 	if ((rc = get_cstr(f, "id", d->id, sizeof(d->id), err)) ||
-	    (rc = get_cstr(f, "finish_reason", d->reason, sizeof(d->reason), err)) || (rc = get_usage(f, &d->usage, err)) ||
+	    (rc = get_cstr(f, "finish_reason", d->reason, sizeof(d->reason), err)) ||
+		(rc = get_usage(f, &d->usage, err)) ||
 	    (rc = get_uint(f, f->meta, "prefill_ns", false, 0, UINT64_MAX, &d->prefill_ns, err)))
 		return rc;
 	return get_uint(f, f->meta, "decode_ns", false, 0, UINT64_MAX, &d->decode_ns, err);

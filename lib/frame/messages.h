@@ -6,7 +6,8 @@
 
 #include "frame/frame.h"
 
-enum { REQUEST_ID_MAX = 64, REQUEST_MAX_STOP_IDS = 16, REQUEST_MAX_STOPS = 16, REQUEST_STOP_BYTES = 64, REQUEST_MAX_LOGPROBS = 20 };
+enum { REQUEST_ID_MAX = 64, REQUEST_MAX_STOP_IDS = 16, REQUEST_MAX_STOPS = 16, REQUEST_STOP_BYTES = 64,
+	REQUEST_MAX_LOGPROBS = 20 };
 
 struct sampling {
 	double temperature;  /* 0: greedy */
@@ -28,7 +29,8 @@ struct request {
 
 /* Writes every key of a request except the tensor row. */
 void request_put(struct meta_builder *b, const struct request *r);
-/* Reads and range-checks (DS_DATA names the key and its value); a sampling key that this version does not implement is refused by name. */
+/* Reads and range-checks (DS_DATA names the key and its value); a sampling key that this version does not implement is
+ * refused by name. */
 int request_get(const struct frame *f, struct request *r, struct ds_err *err);
 /* The payload's prompt: tensor "tokens", U32, 1-d, at least one. */
 int request_tokens(const struct frame *f, const uint32_t **ids, size_t *n, struct ds_err *err);
@@ -37,7 +39,8 @@ int request_tokens(const struct frame *f, const uint32_t **ids, size_t *n, struc
 struct kv_block {
 	uint64_t first, count;       /* tokens first .. first + count */
 };
-void kv_block_put(struct meta_builder *b, const struct kv_block *k, enum dtype type, uint64_t layers, uint64_t block, uint64_t dim);
+void kv_block_put(struct meta_builder *b, const struct kv_block *k, enum dtype type, uint64_t layers, uint64_t block,
+	uint64_t dim);
 int kv_block_get(const struct frame *f, struct kv_block *k, struct frame_tensor *t, struct ds_err *err);
 
 /* prefilled: the prompt is done, this is the first token. */

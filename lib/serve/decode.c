@@ -229,7 +229,8 @@ static void *next_block(struct decode *d, struct job *j)
 }
 
 /* Checks a KV frame against what its request still needs. */
-static int check_kv(const struct decode *d, const struct job *j, const struct frame *f, struct kv_block *k, struct ds_err *err)
+static int check_kv(const struct decode *d, const struct job *j, const struct frame *f, struct kv_block *k,
+	struct ds_err *err)
 {
 	const struct kv_pool *pool = d->w->pool;
 	struct frame_tensor t;
@@ -245,8 +246,10 @@ static int check_kv(const struct decode *d, const struct job *j, const struct fr
 			(unsigned long long)k->first, (unsigned long long)(k->first + k->count));
 	if (t.type != pool->type || t.shape[0] != pool->layers || t.shape[1] != KV_BLOCK || t.shape[2] != pool->dim ||
 	    t.offset || t.nbytes != pool->block_bytes || f->data_len != pool->block_bytes)
-		return err_set(err, DS_PROTO, "request '%s': KV block is %s [%llu, %llu, %llu], this model's is %s [%zu, %d, %zu]",
-			j->request.id, dtype_name(t.type), (unsigned long long)t.shape[0], (unsigned long long)t.shape[1],
+		return err_set(err, DS_PROTO,
+			"request '%s': KV block is %s [%llu, %llu, %llu], this model's is %s [%zu, %d, %zu]",
+			j->request.id, dtype_name(t.type), (unsigned long long)t.shape[0],
+				(unsigned long long)t.shape[1],
 			(unsigned long long)t.shape[2], dtype_name(pool->type), pool->layers, KV_BLOCK, pool->dim);
 	return 0;
 }
@@ -305,7 +308,8 @@ static int take_prefilled(struct decode *d, struct source *src, struct frame *f)
 		return job_fail(d, j, &why);
 	if (j->state != JOB_ARRIVING || j->arrived != kv_blocks_for(j->prompt) || p.position != j->prompt ||
 	    p.token >= d->w->model->config.vocab) {
-		err_set(&why, DS_DATA, "request '%s': first token %u at %llu does not follow %zu prompt tokens with %zu KV blocks",
+		err_set(&why, DS_DATA,
+			"request '%s': first token %u at %llu does not follow %zu prompt tokens with %zu KV blocks",
 			j->request.id, p.token, (unsigned long long)p.position, j->prompt, j->arrived);
 		return job_fail(d, j, &why);
 	}
@@ -431,7 +435,8 @@ static size_t choose(struct decode *d)
 		if (j->state != JOB_READY || source_blocked(j->src))
 			continue;
 		if (too_large(d, j)) {
-			err_set(&why, DS_CONFIG, "request '%s': token %llu does not fit in --kv-memory (%zu blocks of %d tokens)",
+			err_set(&why, DS_CONFIG,
+				"request '%s': token %llu does not fit in --kv-memory (%zu blocks of %d tokens)",
 				j->request.id, (unsigned long long)j->position, d->w->pool->blocks, KV_BLOCK);
 			job_fail(d, j, &why);
 		} else if (make_room(d, j)) {

@@ -1,8 +1,9 @@
 /*
  * The decode stage: requests with their KV blocks and first token in; tokens out, one frame each, until done.
  *
- * All running requests take each step together.  KV memory is given as sequences grow; where it runs out the youngest is parked (its
- * blocks are copied to ordinary memory and come back later), so that none fails and the oldest always goes on.
+ * All running requests take each step together.  KV memory is given as sequences grow; where it runs out the youngest
+ * is parked (its blocks are copied to ordinary memory and come back later), so that none fails and the oldest always
+ * goes on.
  */
 #ifndef DS_SERVE_DECODE_H
 #define DS_SERVE_DECODE_H

@@ -4,7 +4,8 @@
 
 #include "serve/stage.h"
 
-/* Parses the options (operands are refused), sets logging up, calls run, reports its error.  Returns the exit code; DS_SIGPIPE is silent. */
+/* Parses the options (operands are refused), sets logging up, calls run, reports its error.  Returns the exit code;
+ * DS_SIGPIPE is silent. */
 int stage_main(const struct opt_program *p, int argc, char **argv, const struct stage_options *io,
 	int (*run)(struct ds_err *err));
 /* The same logging set-up and error report for programs with sub-commands. */

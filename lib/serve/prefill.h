@@ -1,8 +1,8 @@
 /*
  * The prefill stage: request frames in; for each the request itself, its KV blocks and its first token out.
  *
- * Requests are taken in order; a step mixes chunks of several.  The frames of one request go out without a break, so that a
- * reader short of KV memory never waits for the rest of one while another stands in the way.
+ * Requests are taken in order; a step mixes chunks of several.  The frames of one request go out without a break, so
+ * that a reader short of KV memory never waits for the rest of one while another stands in the way.
  */
 #ifndef DS_SERVE_PREFILL_H
 #define DS_SERVE_PREFILL_H

@@ -100,13 +100,16 @@ int work_request(const struct work *w, const struct frame *f, struct request *r,
 		return err_set(err, DS_DATA, "request '%s': its stream id is not the hash of its name", r->id);
 	for (size_t i = 0; i < *n; i++)
 		if ((*ids)[i] >= c->vocab)
-			return err_set(err, DS_DATA, "request '%s': token %u at %zu is not in the model's vocabulary of %zu", r->id,
+			return err_set(err, DS_DATA,
+				"request '%s': token %u at %zu is not in the model's vocabulary of %zu", r->id,
 				(*ids)[i], i, c->vocab);
 	if (*n > c->max_positions)
-		return err_set(err, DS_DATA, "request '%s': prompt of %zu tokens is longer than the model's context of %zu", r->id,
+		return err_set(err, DS_DATA,
+			"request '%s': prompt of %zu tokens is longer than the model's context of %zu", r->id,
 			*n, c->max_positions);
 	if (kv_blocks_for(*n) > w->pool->blocks)
-		return err_set(err, DS_CONFIG, "request '%s': prompt of %zu tokens needs %zu KV blocks, --kv-memory holds %zu",
+		return err_set(err, DS_CONFIG,
+			"request '%s': prompt of %zu tokens needs %zu KV blocks, --kv-memory holds %zu",
 			r->id, *n, kv_blocks_for(*n), w->pool->blocks);
 	return 0;
 }
@@ -121,7 +124,8 @@ int work_other(struct source *src, const struct frame *f, struct ds_err *err)
 		(unsigned long long)f->number, frame_type_name(f->type));
 }
 
-uint32_t work_sample(struct work *w, const struct request *r, const struct segment *s, uint64_t position, double *logprob)
+uint32_t work_sample(struct work *w, const struct request *r, const struct segment *s, uint64_t position,
+	double *logprob)
 {
 	struct sample_params p = { .temperature = r->sampling.temperature, .top_p = r->sampling.top_p,
 		.top_k = (size_t)r->sampling.top_k, .seed = r->sampling.seed };

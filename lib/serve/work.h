@@ -18,10 +18,14 @@ struct work_options {
 };
 
 #define WORK_OPTIONS(o) \
-	{ .name = "model", .letter = 'm', .arg = "DIR", .help = "checkpoint: config.json and *.safetensors", .type = OPT_STR, .dst = &(o).model, .env = true }, \
-	{ .name = "threads", .letter = 'j', .arg = "N", .help = "compute threads (0: one a CPU)", .def = "0", .type = OPT_INT, .dst = &(o).threads, .max = 1024, .env = true }, \
-	{ .name = "arith", .arg = "bf16|float32", .help = "arithmetic between the matrix products", .def = "bf16", .type = OPT_STR, .dst = &(o).arith, .env = true }, \
-	{ .name = "kv-memory", .arg = "SIZE", .help = "memory for the KV cache", .def = "1G", .type = OPT_SIZE, .dst = &(o).kv_memory, .env = true }
+	{ .name = "model", .letter = 'm', .arg = "DIR", .help = "checkpoint: config.json and *.safetensors", \
+		.type = OPT_STR, .dst = &(o).model, .env = true }, \
+	{ .name = "threads", .letter = 'j', .arg = "N", .help = "compute threads (0: one a CPU)", .def = "0", \
+		.type = OPT_INT, .dst = &(o).threads, .max = 1024, .env = true }, \
+	{ .name = "arith", .arg = "bf16|float32", .help = "arithmetic between the matrix products", .def = "bf16", \
+		.type = OPT_STR, .dst = &(o).arith, .env = true }, \
+	{ .name = "kv-memory", .arg = "SIZE", .help = "memory for the KV cache", .def = "1G", .type = OPT_SIZE,
+		.dst = &(o).kv_memory, .env = true }
 
 struct work {
 	struct model *model;
@@ -38,15 +42,17 @@ void work_close(struct work *w);
 /* Our HELLO: model, vocabulary, arithmetic and KV layout. */
 void work_hello(const struct work *w, struct hello *h, const char *program, const char *role);
 
-/* The request of a frame, its prompt checked against the model: ids below the vocabulary, the prompt within the context and within the KV
- * memory (DS_DATA, DS_CONFIG). */
-int work_request(const struct work *w, const struct frame *f, struct request *r, const uint32_t **ids, size_t *n, struct ds_err *err);
+/* The request of a frame, its prompt checked against the model: ids below the vocabulary, the prompt within the context
+ * and within the KV memory (DS_DATA, DS_CONFIG). */
+int work_request(const struct work *w, const struct frame *f, struct request *r, const uint32_t **ids, size_t *n,
+	struct ds_err *err);
 
 /* A frame that a stage has no use for: ERROR and DONE travel on, a droppable one is dropped, any other is refused. */
 int work_other(struct source *src, const struct frame *f, struct ds_err *err);
 
 /* The choice of the token at `position` from a segment's logits. */
-uint32_t work_sample(struct work *w, const struct request *r, const struct segment *s, uint64_t position, double *logprob);
+uint32_t work_sample(struct work *w, const struct request *r, const struct segment *s, uint64_t position,
+	double *logprob);
 
 /* One line of JSON to stderr, for SIGUSR1. */
 void work_print_state(struct buf *json);

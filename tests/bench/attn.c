@@ -12,7 +12,8 @@
 #include "base/mem.h"
 #include "kernels/kernels.h"
 
-enum { HEADS = 16, NOPE = 128, ROPE = 64, VDIM = 128, LORA = 512, PAGE = 64, ROW = LORA + ROPE, DEPTH = 4096, BATCH = 8 };
+enum { HEADS = 16, NOPE = 128, ROPE = 64, VDIM = 128, LORA = 512, PAGE = 64, ROW = LORA + ROPE, DEPTH = 4096,
+	BATCH = 8 };
 
 static double now(void)
 {
@@ -189,7 +190,8 @@ static void absorbed(struct bench *b, size_t depth, size_t batch)
 	t = best_time(b, true, segs, batch);
 	bytes = n * (double)depth * ROW * 2 + HEADS * (NOPE + VDIM) * LORA * 2.0;
 	flop = n * 2 * HEADS * ((double)depth * (ROW + LORA) + LORA * (NOPE + VDIM));
-	printf("absorbed, depth %4zu, batch %zu    %9.0f tokens/s  %7.1f GFLOP/s  %3.0f %% of peak  %6.1f GB/s  %3.0f %% of read\n",
+	printf("absorbed, depth %4zu, batch %zu    %9.0f tokens/s  %7.1f GFLOP/s  %3.0f %% of peak  "
+		"%6.1f GB/s  %3.0f %% of read\n",
 		depth, batch, n / t, flop / t * 1e-9, 100 * flop / t * 1e-9 / b->gflops, bytes / t * 1e-9,
 		100 * bytes / t * 1e-9 / b->gbs);
 }
@@ -213,8 +215,8 @@ int main(void)
 		for (size_t p = 0; p < DEPTH / PAGE; p++)
 			b.pages[i][p] = random_bf16((size_t)PAGE * ROW, 1.0f);
 	limits(b.s, &b.gflops, &b.gbs);
-	printf("kernels %s, %d threads: peak %.0f GFLOP/s, memory read %.1f GB/s\n", kern_set_name(b.s), kern_threads(b.s),
-		b.gflops, b.gbs);
+	printf("kernels %s, %d threads: peak %.0f GFLOP/s, memory read %.1f GB/s\n", kern_set_name(b.s),
+		kern_threads(b.s), b.gflops, b.gbs);
 	expanded(&b, 512);
 	expanded(&b, 2048);
 	for (size_t depth = 512; depth <= 4096; depth *= 8) {

@@ -1,6 +1,6 @@
 /*
- * The engine on a 2 GB checkpoint: the first step, prefill and decode, beside what the machine reads and multiplies at most.
- * Usage: engine MODEL
+ * The engine on a 2 GB checkpoint: the first step, prefill and decode, beside what the machine reads and multiplies at
+ * most. Usage: engine MODEL
  */
 #include <sys/wait.h>
 #include <unistd.h>
@@ -70,8 +70,8 @@ static double step(struct setup *s, size_t batch, size_t rows, bool absorbed)
 	double t;
 
 	for (size_t i = 0; i < batch; i++) {
-		segs[i] = (struct segment){ .kv = &s->seqs[i], .tokens = s->ids + i * rows, .rows = rows, .absorbed = absorbed,
-			.want_logits = true };
+		segs[i] = (struct segment){ .kv = &s->seqs[i], .tokens = s->ids + i * rows, .rows = rows,
+			.absorbed = absorbed, .want_logits = true };
 		if (!kv_seq_reserve(&s->seqs[i], s->pool, s->seqs[i].length + rows))
 			exit(71);
 	}
@@ -94,8 +94,10 @@ static void first_step(const char *dir, int threads)
 		t1 = bench_seconds();
 		step(&s, 1, 1, false);
 		t2 = bench_seconds();
-		printf("first step, %d threads: open %.1f ms + step %.1f ms = %.1f ms (goal 50); own memory %.0f MiB, mapped %.0f MiB\n",
-			threads, (t1 - t0) * 1e3, (t2 - t1) * 1e3, (t2 - t0) * 1e3, status_mib("RssAnon:"), status_mib("RssFile:"));
+		printf("first step, %d threads: open %.1f ms + step %.1f ms = %.1f ms (goal 50); "
+			"own memory %.0f MiB, mapped %.0f MiB\n",
+			threads, (t1 - t0) * 1e3, (t2 - t1) * 1e3, (t2 - t0) * 1e3,
+			status_mib("RssAnon:"), status_mib("RssFile:"));
 		fflush(stdout);
 		_exit(0);
 	}
@@ -135,8 +137,8 @@ static void prefill(struct setup *s, size_t n, double peak)
 		t = step(s, 1, n, false);
 		best = t < best ? t : best;
 	}
-	printf("  prefill %4zu: %7.1f tokens/s  %6.1f GFLOP/s  %3.0f %% of the multiply peak\n", n, (double)n / best, flops / best / 1e9,
-		100.0 * flops / best / peak);
+	printf("  prefill %4zu: %7.1f tokens/s  %6.1f GFLOP/s  %3.0f %% of the multiply peak\n", n, (double)n / best,
+		flops / best / 1e9, 100.0 * flops / best / peak);
 }
 
 static void decode(struct setup *s, size_t batch, size_t depth, double read)
@@ -152,8 +154,8 @@ static void decode(struct setup *s, size_t batch, size_t depth, double read)
 		total += step(s, batch, 1, true);
 	rate = (double)batch * steps / total;
 	if (batch == 1)
-		printf("  decode  %4zu at depth %zu: %7.1f tokens/s  %5.1f GB/s of weights  %3.0f %% of the read loop\n", batch, depth, rate,
-			rate * bytes / 1e9, 100.0 * rate * bytes / read);
+		printf("  decode  %4zu at depth %zu: %7.1f tokens/s  %5.1f GB/s of weights  %3.0f %% of the read loop\n",
+			batch, depth, rate, rate * bytes / 1e9, 100.0 * rate * bytes / read);
 	else
 		printf("  decode  %4zu at depth %zu: %7.1f tokens/s\n", batch, depth, rate);
 }
@@ -165,7 +167,8 @@ static void throughput(const char *dir, int threads)
 	double read, peak;
 	struct setup s;
 	char *memory = mem_aligned(READ_BYTES);
-	int rc = memory ? kern_stream_new(&stream, threads, NULL, &err) : err_nomem(&err, READ_BYTES, "the bandwidth test");
+	int rc = memory ? kern_stream_new(&stream, threads, NULL, &err) : err_nomem(&err, READ_BYTES,
+		"the bandwidth test");
 
 	if (rc)
 		die(&err);
@@ -173,7 +176,8 @@ static void throughput(const char *dir, int threads)
 	read = limit_read(stream, memory, READ_BYTES);
 	peak = limit_multiply(stream);
 	free(memory);
-	printf("%d threads, %s: reads %.1f GB/s, multiplies %.0f GFLOP/s\n", threads, kern_set_name(stream), read / 1e9, peak / 1e9);
+	printf("%d threads, %s: reads %.1f GB/s, multiplies %.0f GFLOP/s\n", threads, kern_set_name(stream),
+		read / 1e9, peak / 1e9);
 	kern_stream_free(stream);
 	open_all(&s, dir, threads, MAX_ROWS);
 	prefill(&s, 32, peak);

@@ -106,7 +106,8 @@ __attribute__((target("avx2,fma"))) static void spin_256(void *arg, size_t i, in
 }
 #endif
 
-/* The set's fastest multiply-add in operations a second (2 for a product and its sum); 0 where there is no loop for it. */
+/* The set's fastest multiply-add in operations a second (2 for a product and its sum); 0 where there is no loop for
+ * it. */
 __attribute__((unused)) static double limit_multiply(struct kern_stream *s)
 {
 	double best = 0;

@@ -122,8 +122,8 @@ struct record {
 };
 
 /* An engine_tap: rows of later steps are appended to those of earlier ones. */
-TAP_USED static void record_tap(void *ctx, const char *point, size_t layer, enum dtype type, const void *data, size_t rows,
-	size_t cols)
+TAP_USED static void record_tap(void *ctx, const char *point, size_t layer, enum dtype type, const void *data,
+	size_t rows, size_t cols)
 {
 	struct record *r = ctx;
 	size_t i, bytes = rows * cols * 4;

@@ -1,4 +1,5 @@
-/* Attention: both forms, every set of kernels, against double precision; and that no row's bits depend on its company. */
+/* Attention: both forms, every set of kernels, against double precision; and that no row's bits depend on its
+ * company. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -56,8 +57,8 @@ static void make_kv_b(struct world *w, enum dtype type)
 			w->w[i] = e4m3_to_f32(((uint8_t *)w->data)[i]) * s;
 		}
 	}
-	w->kv_b = (struct mat){ .data = w->data, .scale = type == DT_F8_E4M3 ? w->scale : NULL, .rows = rows, .cols = cols,
-		.ld = cols, .scale_ld = sld, .type = type };
+	w->kv_b = (struct mat){ .data = w->data, .scale = type == DT_F8_E4M3 ? w->scale : NULL, .rows = rows,
+		.cols = cols, .ld = cols, .scale_ld = sld, .type = type };
 	w->a.kv_b = &w->kv_b;
 }
 
@@ -151,8 +152,8 @@ static struct attn_seg seg_at(struct world *w, float *out, size_t pos0, size_t r
 {
 	size_t qdim = w->a.heads * (w->a.nope + w->a.rope), odim = w->a.heads * w->a.v;
 
-	return (struct attn_seg){ .q = w->q + pos0 * qdim, .ldq = qdim, .out = out + pos0 * odim, .ldo = odim, .rows = rows,
-		.pos0 = pos0, .kv = { w->pages, w->page, w->row_ld, w->kv_type } };
+	return (struct attn_seg){ .q = w->q + pos0 * qdim, .ldq = qdim, .out = out + pos0 * odim, .ldo = odim,
+		.rows = rows, .pos0 = pos0, .kv = { w->pages, w->page, w->row_ld, w->kv_type } };
 }
 
 /* All rows as segments of `chunk` rows in one call. */
@@ -252,7 +253,8 @@ static void test_segments(struct kern_stream *s, struct world *w, const char *na
 		segs[i] = seg_at(w, alone + i * n, pos[i], rows[i]);
 		fn(s, &w->a, segs + i, 1);
 	}
-	tap_ok(memcmp(together, alone, n * MAX_SEGS * sizeof(float)) == 0, "%s: segments together and alone: equal bits", name);
+	tap_ok(memcmp(together, alone, n * MAX_SEGS * sizeof(float)) == 0,
+		"%s: segments together and alone: equal bits", name);
 	free(together);
 	free(alone);
 }
@@ -267,7 +269,8 @@ static void test_world(struct kern_stream *s, struct kern_stream *alone, const s
 	for (int form = 0; form < 2; form++) {
 		attn_fn *fn = form ? kern_attn_absorbed : kern_attn_expanded;
 		snprintf(name, sizeof(name), "%s %s, %zu heads %zu+%zu, v %zu, lora %zu, page %zu, cache %s, kv_b %s%s",
-			kern_set_name(s), form ? "absorbed" : "expanded", a->heads, a->nope, a->rope, a->v, a->lora, page,
+			kern_set_name(s), form ? "absorbed" : "expanded", a->heads, a->nope, a->rope, a->v, a->lora,
+				page,
 			dtype_name(kv), dtype_name(kv_b), a->round ? ", BF16 arithmetic" : "");
 		test_form(s, alone, &w, name, fn);
 		test_segments(s, &w, name, fn);
@@ -296,7 +299,8 @@ static void test_set(const char *set)
 		for (size_t i = 0; i < (strcmp(set, "scalar") ? 12 : 7); i++) {
 			struct attn_shape a = shapes[i % ARRAY_LEN(shapes)];
 			a.round = i % 6 >= 3;
-			test_world(s, alone, &a, i % 4 == 1 ? 16 : i == 3 ? 128 : 64, i % 2 ? DT_F32 : DT_BF16, weights[i % 3]);
+			test_world(s, alone, &a, i % 4 == 1 ? 16 : i == 3 ? 128 : 64, i % 2 ? DT_F32 : DT_BF16,
+				weights[i % 3]);
 		}
 	kern_stream_free(s);
 	kern_stream_free(alone);

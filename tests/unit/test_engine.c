@@ -1,6 +1,7 @@
 /*
- * Law 2 at the engine: logits of a sequence are the same bits whatever shares its steps, however its prompt is cut, with one
- * thread or two; for every kernel set and both arithmetics, on the FP8 example model and on a BF16 one without q_lora.
+ * Law 2 at the engine: logits of a sequence are the same bits whatever shares its steps, however its prompt is cut,
+ * with one thread or two; for every kernel set and both arithmetics, on the FP8 example model and on a BF16 one without
+ * q_lora.
  */
 #include "base/random.h"
 #include "golden.h"
@@ -42,7 +43,8 @@ static void run_alone(struct rig *r, struct trace *t)
 		make_prompt(ids, i, vocab);
 		t->logits[i] = mem_array(STEPS * vocab, sizeof(float));
 		for (size_t n = 0; n < STEPS; n++) {
-			must(kv_seq_reserve(&r->seq, r->pool, r->seq.length + s.rows) && engine_step(r->e, &s, 1, &err) == 0);
+			must(kv_seq_reserve(&r->seq, r->pool, r->seq.length + s.rows) &&
+				engine_step(r->e, &s, 1, &err) == 0);
 			memcpy(t->logits[i] + n * vocab, s.logits, vocab * sizeof(float));
 			ids[0] = s.argmax;
 			s.rows = 1;
@@ -97,7 +99,8 @@ static size_t run_mixed(struct rig *r, const struct trace *t, size_t chunk)
 			m->fed += segs[k].absorbed ? 0 : segs[k].rows;
 			if (!segs[k].want_logits)
 				continue;
-			equal += memcmp(segs[k].logits, t->logits[who[k]] + m->made * vocab, vocab * sizeof(float)) == 0;
+			equal += memcmp(segs[k].logits, t->logits[who[k]] + m->made * vocab,
+				vocab * sizeof(float)) == 0;
 			m->token = segs[k].argmax;
 			open -= ++m->made == STEPS;
 		}
@@ -122,8 +125,10 @@ static void test_set(struct model *m, const char *name, const char *set, enum ar
 	for (size_t i = strcmp(engine_kernels(one.e), "scalar") == 0 ? 3 : 0; i < ARRAY_LEN(chunks); i++) {
 		size_t equal = run_mixed(&two, &t, chunks[i]);
 
-		tap_ok(equal == SEQS * STEPS, "%s, %s, %s: %zu of %d rows of logits, alone with 1 thread = together with 2, chunks of %zu",
-			name, engine_kernels(one.e), arith == ARITH_F32 ? "float32" : "bf16", equal, SEQS * STEPS, chunks[i]);
+		tap_ok(equal == SEQS * STEPS,
+			"%s, %s, %s: %zu of %d rows of logits, alone with 1 thread = together with 2, chunks of %zu",
+			name, engine_kernels(one.e), arith == ARITH_F32 ? "float32" : "bf16", equal, SEQS * STEPS,
+				chunks[i]);
 	}
 	for (size_t i = 0; i < SEQS; i++)
 		free(t.logits[i]);

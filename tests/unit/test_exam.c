@@ -1,6 +1,6 @@
 /*
- * The example model's exam (shared data's models/README): greedy answers, the sum of their log-probabilities, and how many
- * tokens each expert got, against the goldens; in float32 and in BF16 arithmetic.
+ * The example model's exam (shared data's models/README): greedy answers, the sum of their log-probabilities, and how
+ * many tokens each expert got, against the goldens; in float32 and in BF16 arithmetic.
  */
 #include "golden.h"
 
@@ -72,7 +72,8 @@ static void read_answers(const char *name, struct answer *a)
 struct result {
 	size_t equal;       /* answers equal to the golden, token by token */
 	size_t unexplained; /* answers that differ where the golden's gap is wide */
-	double own, other;  /* distance of logprob_sum to the golden of this checkpoint and of the other, mean |log ratio| */
+	/* distance of logprob_sum to the golden of this checkpoint and of the other, mean |log ratio| */
+	double own, other;
 	double worst;       /* largest |difference| / (2e-6 + 2e-3 |golden|): the goldens have six decimals */
 	size_t apart, choices;
 };
@@ -97,7 +98,8 @@ static size_t generate(struct rig *r, const struct answer *a, double *logprob_su
 			return n;
 		*logprob_sum += (double)s.logits[token] - s.lse;
 		n++;
-		s = (struct segment){ .kv = &r->seq, .tokens = &token, .rows = 1, .absorbed = true, .want_logits = true };
+		s = (struct segment){ .kv = &r->seq, .tokens = &token, .rows = 1, .absorbed = true,
+			.want_logits = true };
 	}
 }
 
@@ -144,8 +146,9 @@ static struct result sit_exam(struct model *m, const struct answer *own, const s
 	return res;
 }
 
-/* FP8: now and then an activation falls to the other side of a rounding boundary, and with it, in deep layers, the choice of an expert;
- * so its sums are held to their own golden on the whole.  Without FP8 nothing is quantised and every sum must agree. */
+/* FP8: now and then an activation falls to the other side of a rounding boundary, and with it, in deep layers, the
+ * choice of an expert; so its sums are held to their own golden on the whole.  Without FP8 nothing is quantised and
+ * every sum must agree. */
 static void examine(const char *dir, const char *name, const struct answer *own, const struct answer *other, bool exact)
 {
 	const char *set = "fastest set";
@@ -158,15 +161,17 @@ static void examine(const char *dir, const char *name, const struct answer *own,
 	r = sit_exam(m, own, other, ARITH_F32, NULL);
 	tap_ok(r.equal == PROBLEMS, "%s float32 %s: %zu of %d answers equal", name, set, r.equal, PROBLEMS);
 	tap_ok(r.own < 0.1 && r.own * 3 < r.other,
-		"%s logprob_sum: mean |log ratio| %.2g to its own golden, %.2g to the other form's", name, r.own, r.other);
+		"%s logprob_sum: mean |log ratio| %.2g to its own golden, %.2g to the other form's", name, r.own,
+			r.other);
 	if (exact)
-		tap_ok(r.worst <= 1.0 && r.apart == 0, "%s every logprob_sum and every expert's count agree (%.2g of the tolerance)",
-			name, r.worst);
+		tap_ok(r.worst <= 1.0 && r.apart == 0,
+			"%s every logprob_sum and every expert's count agree (%.2g of the tolerance)", name, r.worst);
 	else
-		tap_ok(r.apart * 100 < r.choices, "%s choices of experts: %zu of %zu apart, under 1 %%", name, r.apart, r.choices);
+		tap_ok(r.apart * 100 < r.choices, "%s choices of experts: %zu of %zu apart, under 1 %%", name, r.apart,
+			r.choices);
 	r = sit_exam(m, own, other, ARITH_BF16, NULL);
-	tap_ok(r.unexplained == 0 && r.equal >= PROBLEMS - 2, "%s bf16 %s: %zu of %d answers equal, the others part at a narrow gap",
-		name, set, r.equal, PROBLEMS);
+	tap_ok(r.unexplained == 0 && r.equal >= PROBLEMS - 2,
+		"%s bf16 %s: %zu of %d answers equal, the others part at a narrow gap", name, set, r.equal, PROBLEMS);
 	model_close(m);
 }
 

@@ -1,6 +1,6 @@
 /*
- * Every tensor of the float32 goldens (tests/golden/README: shared data's golden/README) within its stated tolerance, for
- * the scalar and the fastest kernels, in the expanded and in the absorbed form; the greedy paths are equal.
+ * Every tensor of the float32 goldens (tests/golden/README: shared data's golden/README) within its stated tolerance,
+ * for the scalar and the fastest kernels, in the expanded and in the absorbed form; the greedy paths are equal.
  */
 #include "golden.h"
 
@@ -10,7 +10,8 @@ static const char *const prompts[] = { "p1", "p7", "p64", "p200" };
 static const char *what; /* model, set and form, for messages */
 
 /* got has all `all` rows; the golden has all of them, or those at PROMPT.positions. */
-static void compare(const struct golden *g, const char *prefix, const char *name, const float *got, size_t all, size_t stride)
+static void compare(const struct golden *g, const char *prefix, const char *name, const float *got, size_t all,
+	size_t stride)
 {
 	size_t rows, cols, prows, pcols = 0;
 	char full[100], pos_name[60];
@@ -62,7 +63,8 @@ static void compare_choice(const struct golden *g, const struct rig *r, const ch
 	got_w = (const float *)record_get(&r->rec, name, &got_rows, &got_k) + skip * k;
 	for (size_t i = 0; i < rows; i++)
 		for (size_t j = 0; j < k; j++) {
-			double d = fabs(weight_of(got_ids + i * k, got_w + i * k, k, ids[i * k + j]) - (double)w[i * k + j]);
+			double d = fabs(weight_of(got_ids + i * k, got_w + i * k, k,
+				ids[i * k + j]) - (double)w[i * k + j]);
 
 			worst = d > worst || isnan(d) ? (isnan(d) ? INFINITY : d) : worst;
 		}
@@ -93,8 +95,8 @@ static void compare_points(const struct golden *g, const struct rig *r, const ch
 		snprintf(full, sizeof(full), "%s.%s", prefix, name);
 		if (r->rec.v[i].type != DT_F32 || strstr(name, ".weights") || !st_find(&g->file, full))
 			continue;
-		compare(g, prefix, name, (const float *)r->rec.v[i].data + skip * r->rec.v[i].cols, r->rec.v[i].rows - skip,
-			r->rec.v[i].cols);
+		compare(g, prefix, name, (const float *)r->rec.v[i].data + skip * r->rec.v[i].cols,
+			r->rec.v[i].rows - skip, r->rec.v[i].cols);
 	}
 	for (size_t l = 0; l < r->m->config.layers; l++) {
 		char full[100];
@@ -159,8 +161,8 @@ static void run_decode(const struct golden *g, struct rig *r)
 
 static void run_model(const char *golden, const char *checkpoint, const char *set, bool dequant)
 {
-	struct engine_config c = { .arith = ARITH_F32, .dequant = dequant, .threads = 2, .kernels = set, .max_rows = 256,
-		.max_segs = 4 };
+	struct engine_config c = { .arith = ARITH_F32, .dequant = dequant, .threads = 2, .kernels = set,
+		.max_rows = 256, .max_segs = 4 };
 	char path[1000], label[200];
 	struct ds_err err;
 	struct golden g;
@@ -173,7 +175,8 @@ static void run_model(const char *golden, const char *checkpoint, const char *se
 		tap_bail("%s", err.text);
 	for (int absorbed = 0; absorbed < 2; absorbed++) {
 		rig_open(&r, m, &c);
-		snprintf(label, sizeof(label), "%s, %s, %s", golden, engine_kernels(r.e), absorbed ? "absorbed" : "expanded");
+		snprintf(label, sizeof(label), "%s, %s, %s", golden, engine_kernels(r.e), absorbed ? "absorbed"
+			: "expanded");
 		what = label;
 		for (size_t i = 0; i < ARRAY_LEN(prompts); i++)
 			run_prompt(&g, &r, prompts[i], absorbed);

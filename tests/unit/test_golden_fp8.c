@@ -100,7 +100,8 @@ static void level1(struct kern_stream *s, const char name[200])
 		}
 	}
 	tap_ok(same, "%s: %s codes and scales are equal", set, name);
-	tap_ok(worst <= 1e-6 && w->rows == out, "%s: %sy is within %.2g of the terms' sum, allowed 1e-6", set, name, worst);
+	tap_ok(worst <= 1e-6 && w->rows == out, "%s: %sy is within %.2g of the terms' sum, allowed 1e-6", set, name,
+		worst);
 	free(buf);
 	free(got);
 }
@@ -128,8 +129,8 @@ static void level2_point(struct rig *r, const char *prompt, size_t layer, const 
 	snprintf(name, sizeof(name), "h.%zu.%s", layer, point);
 	got = record_get(&r->rec, name, &n, &cols);
 	rms = rel_rms(got, want, rows * cols);
-	tap_ok(n == rows && rms <= 1e-3, "%s: %s layer %zu alone, %s: relative RMS %.2g, allowed 1e-3", set, prompt, layer, point,
-		rms);
+	tap_ok(n == rows && rms <= 1e-3, "%s: %s layer %zu alone, %s: relative RMS %.2g, allowed 1e-3", set, prompt,
+		layer, point, rms);
 }
 
 static void level2(struct rig *r, const char *prompt, bool absorbed)
@@ -192,7 +193,8 @@ static void judge(struct verdict *v, const char *name, const float *got, const f
 }
 
 /* A float tensor whose golden has all rows or those at PROMPT.positions. */
-static void judge_rows(struct verdict *v, const char *prefix, const char *name, const float *got, size_t rows, size_t cols)
+static void judge_rows(struct verdict *v, const char *prefix, const char *name, const float *got, size_t rows,
+	size_t cols)
 {
 	size_t n, want_rows, want_cols;
 	const float *want = golden_get(&golden.file, name, &want_rows, &want_cols);
@@ -228,8 +230,8 @@ static struct verdict judge_all(const struct rig *r, const char *prefix, size_t 
 		if (!st_find(&golden.file, name) || strstr(name, ".weights"))
 			continue;
 		if (r->rec.v[i].type == DT_U32) {
-			v.moved += moved_rows((const int32_t *)(const void *)data, golden_get(&golden.file, name, &rows, &cols), n,
-				r->rec.v[i].cols);
+			v.moved += moved_rows((const int32_t *)(const void *)data,
+				golden_get(&golden.file, name, &rows, &cols), n, r->rec.v[i].cols);
 			v.choices += n;
 		} else {
 			judge_rows(&v, prefix, name, (const float *)(const void *)data, n, r->rec.v[i].cols);
@@ -239,9 +241,10 @@ static struct verdict judge_all(const struct rig *r, const char *prefix, size_t 
 }
 
 /*
- * An activation that lies on a rounding boundary falls to one side or the other by the last bit of a float32, and its row and, through
- * attention, all later rows follow.  So a run that is not within the limits is repeated with the embeddings moved by an ulp here and there:
- * the golden must be reached from within float32's own error.  Levels 1 and 2 hold without this.
+ * An activation that lies on a rounding boundary falls to one side or the other by the last bit of a float32, and its
+ * row and, through attention, all later rows follow.  So a run that is not within the limits is repeated with the
+ * embeddings moved by an ulp here and there: the golden must be reached from within float32's own error.  Levels 1 and
+ * 2 hold without this.
  */
 enum { NUDGES = 12 };
 
@@ -314,7 +317,8 @@ static void level3(struct rig *r, const char *what, bool absorbed, double limit)
 	tap_ok(good(&v, limit), "%s, %s: %s within %.2g (%s), allowed %.2g; %zu of %zu choices of experts apart", set,
 		absorbed ? "absorbed" : "expanded", what, v.worst, v.where, limit, v.moved, v.choices);
 	if (nudge)
-		tap_diag("an activation on a rounding boundary: %.2g and %zu choices as it came, the above after nudge %d",
+		tap_diag("an activation on a rounding boundary: %.2g and %zu choices as it came, "
+			"the above after nudge %d",
 			first.worst, first.moved, (int)nudge);
 	nudge = 0;
 }
