@@ -24,7 +24,7 @@ struct work_options {
 		.type = OPT_INT, .dst = &(o).threads, .max = 1024, .env = true }, \
 	{ .name = "arith", .arg = "bf16|float32", .help = "arithmetic between the matrix products", .def = "bf16", \
 		.type = OPT_STR, .dst = &(o).arith, .env = true }, \
-	{ .name = "kv-memory", .arg = "SIZE", .help = "memory for the KV cache", .def = "1G", .type = OPT_SIZE,
+	{ .name = "kv-memory", .arg = "SIZE", .help = "memory for the KV cache", .def = "1G", .type = OPT_SIZE, \
 		.dst = &(o).kv_memory, .env = true }
 
 struct work {

@@ -154,7 +154,8 @@ static void decode(struct setup *s, size_t batch, size_t depth, double read)
 		total += step(s, batch, 1, true);
 	rate = (double)batch * steps / total;
 	if (batch == 1)
-		printf("  decode  %4zu at depth %zu: %7.1f tokens/s  %5.1f GB/s of weights  %3.0f %% of the read loop\n",
+		printf("  decode  %4zu at depth %zu: %7.1f tokens/s  %5.1f GB/s of weights  %3.0f %% of the "
+			"read loop\n",
 			batch, depth, rate, rate * bytes / 1e9, 100.0 * rate * bytes / read);
 	else
 		printf("  decode  %4zu at depth %zu: %7.1f tokens/s\n", batch, depth, rate);

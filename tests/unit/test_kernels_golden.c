@@ -370,13 +370,15 @@ static bool topk_case(json_t *c)
 
 static void test_topk(void)
 {
-	json_t *all = json_load_file(GOLDEN "topk.json", 0, NULL), *c;
-	size_t i;
+	json_t *all = json_load_file(GOLDEN "topk.json", 0, NULL);
 
 	if (!all)
 		tap_bail("cannot read topk.json");
-	json_array_foreach(all, i, c)
+	for (size_t i = 0; i < json_array_size(all); i++) {
+		json_t *c = json_array_get(all, i);
+
 		tap_ok(topk_case(c), "%s: routing: %s", set, json_string_value(json_object_get(c, "name")));
+	}
 	json_decref(all);
 }
 
