@@ -162,7 +162,7 @@ static bool grow(struct scratch *c, size_t bytes)
 
 	if (c->bytes >= bytes)
 		return true;
-	p = mem_aligned(round_up(bytes, 4096));
+	p = aligned_alloc(64, round_up(bytes, 4096)); /* not cleared: pages are taken as they are used */
 	if (!p)
 		return false;
 	free(c->p);
