@@ -2,26 +2,12 @@
  * Attention of DeepSeek-V2-Lite's geometry, BF16 arithmetic: tokens a second of one layer, beside what the machine's
  * threads can multiply (BF16 pairs) and read at most.  Environment: DS_KERNELS, DS_THREADS (default: all CPUs).
  */
-#include <immintrin.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "base/mem.h"
-#include "kernels/kernels.h"
+#include "limits.h"
 
 enum { HEADS = 16, NOPE = 128, ROPE = 64, VDIM = 128, LORA = 512, PAGE = 64, ROW = LORA + ROPE, DEPTH = 4096,
-	BATCH = 8 };
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
+	BATCH = 8, SWEEP = 256 << 20 };
 
 static uint64_t state = 1;
 
@@ -49,91 +35,16 @@ static float *random_f32(size_t n)
 	return p;
 }
 
-/* ---- what the machine can do ---- */
-
-enum { PEAK_STEPS = 50000, ACCS = 12, SWEEP = 4 << 20, SWEEPS = 64, TRIES = 200 };
-
-__attribute__((target("avx512f,avx512bf16"))) static void peak_bf16(void *arg, size_t i, int worker)
-{
-	__m512 acc[ACCS];
-	__m512i x = _mm512_set1_epi32(0x3f803f80);
-
-	(void)i;
-#pragma GCC unroll 12
-	for (int j = 0; j < ACCS; j++)
-		acc[j] = _mm512_setzero_ps();
-	for (int n = 0; n < PEAK_STEPS; n++)
-#pragma GCC unroll 12
-		for (int j = 0; j < ACCS; j++) {
-			acc[j] = _mm512_dpbf16_ps(acc[j], (__m512bh)x, (__m512bh)x);
-			__asm__ volatile("" : "+v"(acc[j]));
-		}
-#pragma GCC unroll 12
-	for (int j = 1; j < ACCS; j++)
-		acc[0] = _mm512_add_ps(acc[0], acc[j]);
-	((float *)arg)[16 * worker] = _mm512_cvtss_f32(acc[0]);
-}
-
-__attribute__((target("avx2,fma"))) static void peak_f32(void *arg, size_t i, int worker)
-{
-	__m256 acc[ACCS], x = _mm256_set1_ps(1.0f);
-
-	(void)i;
-#pragma GCC unroll 12
-	for (int j = 0; j < ACCS; j++)
-		acc[j] = _mm256_setzero_ps();
-	for (int n = 0; n < PEAK_STEPS; n++)
-#pragma GCC unroll 12
-		for (int j = 0; j < ACCS; j++) {
-			acc[j] = _mm256_fmadd_ps(acc[j], x, x);
-			__asm__ volatile("" : "+v"(acc[j]));
-		}
-#pragma GCC unroll 12
-	for (int j = 1; j < ACCS; j++)
-		acc[0] = _mm256_add_ps(acc[0], acc[j]);
-	((float *)arg)[16 * worker] = _mm256_cvtss_f32(acc[0]);
-}
-
-static void read_all(void *arg, size_t i, int worker)
-{
-	const uint64_t *p = (const uint64_t *)arg + i * (SWEEP / 8);
-	uint64_t sum[8] = { 0 };
-
-	(void)worker;
-	for (size_t n = 0; n < SWEEP / 8; n += 8)
-		for (size_t j = 0; j < 8; j++)
-			sum[j] += p[n + j];
-	for (size_t j = 1; j < 8; j++)
-		sum[0] += sum[j];
-	__asm__ volatile("" : : "r"(sum[0]));
-}
-
 /* GFLOP/s of all threads in the arithmetic of the set, GB/s read from memory. */
 static void limits(struct kern_stream *s, double *gflops, double *gbs)
 {
-	size_t threads = (size_t)kern_threads(s);
-	bool pairs = strcmp(kern_set_name(s), "avx512bf16") == 0;
-	char *area = mem_aligned((size_t)SWEEPS * threads * SWEEP);
-	double t, best = 0;
+	void *area = mem_aligned(SWEEP);
 
-	if (!area || !(pairs || __builtin_cpu_supports("fma"))) {
-		free(area);
+	if (!area)
 		return;
-	}
-	memset(area, 1, (size_t)SWEEPS * threads * SWEEP);
-	for (int i = 0; i < TRIES; i++) { /* short, so that some run undisturbed on a busy machine */
-		t = now();
-		kern_parallel(s, threads, pairs ? peak_bf16 : peak_f32, area);
-		t = (double)threads * PEAK_STEPS * ACCS * (pairs ? 64 : 16) / (now() - t) * 1e-9;
-		best = t > best ? t : best;
-	}
-	*gflops = best;
-	for (size_t i = 0; i < TRIES; i++) { /* by turns, so that none is in a cache */
-		t = now();
-		kern_parallel(s, threads, read_all, area + i % SWEEPS * threads * SWEEP);
-		t = (double)(threads * SWEEP) / (now() - t) * 1e-9;
-		*gbs = t > *gbs ? t : *gbs;
-	}
+	memset(area, 1, SWEEP);
+	*gflops = limit_multiply(s) * 1e-9;
+	*gbs = limit_read(s, area, SWEEP) * 1e-9;
 	free(area);
 }
 
@@ -161,9 +72,9 @@ static double best_time(struct bench *b, bool absorbed, struct attn_seg *segs, s
 	double best = 1e9, total = 0, t;
 
 	for (int i = 0; i < 3 || (total < 0.5 && i < 100); i++) {
-		t = now();
+		t = bench_seconds();
 		(absorbed ? kern_attn_absorbed : kern_attn_expanded)(b->s, &b->a, segs, count);
-		t = now() - t;
+		t = bench_seconds() - t;
 		total += t;
 		best = t < best ? t : best;
 	}
