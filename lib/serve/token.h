@@ -12,6 +12,8 @@
 #include "model/tokenizer.h"
 #include "serve/stage.h"
 
+#define TOKEN_NO_SEED UINT64_MAX /* --seed -1, and no seed in the JSON */
+
 struct token_options {
 	const char *model;
 	bool chat, lines, jsonl, special;

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "base/time.h"
@@ -76,6 +77,19 @@ static int send_request(struct encode *e, struct source *src, uint64_t stream, c
 	return stage_send(src, FRAME_REQUEST, stream, e->meta, &iov, 1, true);
 }
 
+/* A seed for a request that names none.  It is in the frame, so that a capture gives the same answer again; 53 bits pass through every
+ * JSON reader.  Where nothing is drawn it stays 0, so that the same text makes the same bytes. */
+static int choose_seed(struct sampling *s, struct ds_err *err)
+{
+	if (s->seed != TOKEN_NO_SEED)
+		return 0;
+	s->seed = 0;
+	if (s->temperature > 0.0 && getrandom(&s->seed, sizeof(s->seed), 0) != sizeof(s->seed))
+		return err_errno(err, DS_OS, "cannot draw a seed");
+	s->seed >>= 11;
+	return 0;
+}
+
 static int encode_one(struct encode *e, struct source *src, const char *text, size_t n, struct ds_err *err)
 {
 	const struct token_options *o = e->x->o;
@@ -95,6 +109,8 @@ static int encode_one(struct encode *e, struct source *src, const char *text, si
 	if (!rc && e->ids.n * sizeof(*e->ids.v) > e->max_frame)
 		rc = err_set(&why, DS_DATA, "the prompt has %zu tokens, more than --max-frame lets into a frame",
 			e->ids.n);
+	if (!rc)
+		rc = choose_seed(&r.sampling, &why);
 	stream = frame_stream_id(r.id, strlen(r.id));
 	if (use_id(e, r.id, stream, err))
 		return err_prefix(err, "line %zu", number + 1);

@@ -367,3 +367,16 @@ w.write(15, 0, {"frames": w.seq, "bytes": w.bytes})' "$DS_ROOT/tests/bats" >fram
 	[ "$(printf 'Hello' | limited ds-token -m "$DS_SHARED/tokenizers/deepseek-v3" tokens | cut -f 1 | paste -sd ' ')" = '0 19923' ]
 	printf 'Hello' | limited ds-token -m "$DS_SHARED/tokenizers/deepseek-v3" encode --chat | requests | has '"ids": \[0, 128803, 19923, 128804\]'
 }
+
+@test "encode: without --seed every request that draws gets another one; the captured request gives the same answer again" {
+	printf 'a\nb\n' | token encode --lines --temperature 1 >drawn.frames
+	ds-frame dump drawn.frames | "$PYTHON" -c '
+import json, sys
+seeds = [f["meta"]["sampling"]["seed"] for f in map(json.loads, sys.stdin) if f["type"] == "request"]
+assert len(seeds) == 2 and seeds[0] != seeds[1] and all(0 < s < 2**53 for s in seeds), seeds
+'
+	answer() { ds-prefill -m "$DS_MODEL" -i drawn.frames | ds-decode -m "$DS_MODEL" | ds-token -m "$DS_MODEL" decode --jsonl; }
+	answer >one
+	answer >two
+	cmp one two
+}
