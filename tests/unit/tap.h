@@ -119,6 +119,14 @@ TAP_USED static int tap_done(void)
 	return tap_fail_count || (tap_planned >= 0 && tap_planned != tap_run_count);
 }
 
+/* Under a sanitizer: whole models are then run with the fastest kernels only; each set of kernels has its own tests. */
+TAP_USED static bool tap_slow(void)
+{
+	const char *s = getenv("DS_SANITIZE");
+
+	return s && *s;
+}
+
 /* ---- where things lie ---- */
 
 TAP_USED static const char *tap_build(void)

@@ -354,7 +354,7 @@ static void run_set(const char *name)
 
 int main(void)
 {
-	static const char *const sets[] = { "scalar", "avx2", "avx512" };
+	static const char *const sets[] = { "avx512", "avx2", "scalar" };
 	struct kern_stream *stream;
 	struct ds_err err;
 	char path[1000];
@@ -370,6 +370,8 @@ int main(void)
 		}
 		kern_stream_free(stream);
 		run_set(sets[i]);
+		if (tap_slow())
+			break;
 	}
 	model_close(model);
 	st_close(&ops);
