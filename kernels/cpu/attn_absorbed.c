@@ -226,14 +226,15 @@ static void chunk_run(struct absorbed *b)
 	b->npieces = b->rows = 0;
 }
 
-size_t attn_absorbed_bytes(const struct kern_stream *s, const struct attn_shape *a, const struct kv_pages *kv)
+size_t attn_absorbed_bytes(const struct kern_stream *s, const struct attn_shape *a, const struct kv_pages *kv, size_t *shared)
 {
 	struct absorbed b = { .shape = a, .wave = WAVE * (size_t)kern_threads(s) };
 	struct query_scratch q;
 	struct absorbed_scratch x;
-	size_t need[] = { absorbed_lay(&b, NULL), query_layout(&q, NULL, a, CHUNK_ROWS),
+	size_t need[] = { query_layout(&q, NULL, a, CHUNK_ROWS),
 		absorbed_layout(&x, NULL, a, kv), answer_bytes(a, CHUNK_ROWS) };
 
+	*shared = absorbed_lay(&b, NULL);
 	for (size_t i = 1; i < ARRAY_LEN(need); i++)
 		need[0] = need[i] > need[0] ? need[i] : need[0];
 	return need[0];

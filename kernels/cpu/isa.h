@@ -15,9 +15,6 @@ struct isa {
 	/* y[i][n] of product g for rows i in [m0, m1) and weight rows n in [n0, n1).  No two threads may be given the
 	 * same y; any cut into ranges gives the same bits. */
 	void (*gemm)(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_t n1);
-	/* y[c] = sum over r of x[r] * w[r][c], r in order, c in [0, w->cols): the transposed product of the absorbed
-	 * query. */
-	void (*gemv_t)(float *y, const float *x, const struct mat *w);
 
 	void (*pack_bf16)(uint16_t *y, const float *x, size_t n);
 	/* one row each; quant pads nothing */
@@ -49,7 +46,6 @@ extern _Thread_local void *isa_desk;
 
 #define ISA_ROWS(set) \
 	void gemm_##set(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_t n1); \
-	void gemv_t_##set(float *y, const float *x, const struct mat *w); \
 	void pack_bf16_##set(uint16_t *y, const float *x, size_t n); \
 	void quant_##set(uint8_t *codes, float *scales, const float *x, size_t cols, bool ue8m0); \
 	void round_##set(float *x, size_t n); \

@@ -77,23 +77,6 @@ static void gemm(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_t n
 			gemm_slab(g, m, m + SLAB < m1 ? m + SLAB : m1, n);
 }
 
-static void gemv_t(float *y, const float *x, const struct mat *w)
-{
-	for (size_t c = 0; c < w->cols; c += FP8_BLOCK) {
-		size_t len = w->cols - c < FP8_BLOCK ? w->cols - c : FP8_BLOCK;
-		double sum[FP8_BLOCK] = { 0 };
-		float row[FP8_BLOCK];
-
-		for (size_t r = 0; r < w->rows; r++) {
-			mat_widen(row, w, r, c, len);
-			for (size_t i = 0; i < len; i++)
-				sum[i] += (double)x[r] * row[i];
-		}
-		for (size_t i = 0; i < len; i++)
-			y[c + i] = (float)sum[i];
-	}
-}
-
 static void pack_bf16(uint16_t *y, const float *x, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
@@ -191,7 +174,6 @@ static double sum_exp(const float *x, size_t n, float max)
 const struct isa isa_scalar = {
 	.name = "scalar",
 	.gemm = gemm,
-	.gemv_t = gemv_t,
 	.pack_bf16 = pack_bf16,
 	.quant = quant,
 	.round = round_row,

@@ -66,32 +66,6 @@ static inline VF get_weight(const struct mat *m, size_t r, size_t c, size_t n)
 	}
 }
 
-void SET(gemv_t)(float *y, const float *x, const struct mat *w)
-{
-	enum { WIDE = 4 };
-
-	for (size_t c = 0; c < w->cols; c += WIDE * VL) {
-		VF acc[WIDE] = { v_zero(), v_zero(), v_zero(), v_zero() };
-
-		if (w->cols - c >= WIDE * VL) {
-			for (size_t r = 0; r < w->rows; r++)
-				for (size_t i = 0; i < WIDE; i++)
-					acc[i] = v_fma(v_set1(x[r]), get_weight(w, r, c + i * VL, VL), acc[i]);
-			for (size_t i = 0; i < WIDE; i++)
-				v_store(y + c + i * VL, acc[i]);
-			continue;
-		}
-		for (size_t i = c; i < w->cols; i += VL) {
-			size_t n = lanes(w->cols - i);
-
-			acc[0] = v_zero();
-			for (size_t r = 0; r < w->rows; r++)
-				acc[0] = v_fma(v_set1(x[r]), get_weight(w, r, i, n), acc[0]);
-			put(y + i, acc[0], n);
-		}
-	}
-}
-
 void SET(pack_bf16)(uint16_t *y, const float *x, size_t n)
 {
 	size_t i = 0;

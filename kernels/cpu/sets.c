@@ -2,7 +2,7 @@
 #include "kernels/cpu/isa.h"
 
 #define ROWS(set) \
-	.gemv_t = gemv_t_##set, .pack_bf16 = pack_bf16_##set, .quant = quant_##set, .round = round_##set, \
+	.pack_bf16 = pack_bf16_##set, .quant = quant_##set, .round = round_##set, \
 	.rmsnorm = rmsnorm_##set, .swiglu = swiglu_##set, .argmax = argmax_##set, .sum_exp = sum_exp_##set
 #define ATTN(set) .attn_expanded = attn_expanded_##set, .attn_absorbed = attn_absorbed_##set
 

@@ -171,12 +171,12 @@ static bool grow(struct scratch *c, size_t bytes)
 	return true;
 }
 
-int kern_reserve(struct kern_stream *s, size_t bytes, struct ds_err *err)
+int kern_reserve(struct kern_stream *s, size_t bytes, size_t shared, struct ds_err *err)
 {
-	for (int i = 0; i <= s->pool.threads; i++)
+	for (int i = 0; i < s->pool.threads; i++)
 		if (!grow(&s->scratch[i], bytes))
 			return err_nomem(err, bytes, "a thread's working memory");
-	return 0;
+	return grow(&s->scratch[s->pool.threads], shared) ? 0 : err_nomem(err, shared, "the threads' shared working memory");
 }
 
 void *kern_scratch(struct kern_stream *s, int worker, size_t bytes)

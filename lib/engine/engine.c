@@ -105,7 +105,9 @@ static int reserve_kernels(struct engine *e, struct ds_err *err)
 		.kv_b = &e->m->layers[0].kv_b, .round = e->round };
 	struct kv_pages kv = { .page = KV_BLOCK, .row_ld = engine_kv_dim(e), .type = engine_kv_type(e) };
 
-	return kern_reserve(e->s, kern_attn_bytes(e->s, &a, &kv, e->max_rows), err);
+	size_t shared, bytes = kern_attn_bytes(e->s, &a, &kv, e->max_rows, &shared);
+
+	return kern_reserve(e->s, bytes, shared, err);
 }
 
 int engine_new(struct engine **out, const struct model *m, const struct engine_config *c, struct ds_err *err)

@@ -162,7 +162,17 @@ static void emit(struct decode *d, struct job *j, double logprob)
 
 /* ---- what arrives ---- */
 
-static int take_request(struct decode *d, struct source *src, struct frame *f)
+static size_t arriving_from(const struct decode *d, const struct source *src)
+{
+	const struct job *j;
+	size_t n = 0;
+
+	TAILQ_FOREACH(j, &d->jobs, link)
+		n += j->src == src && j->state == JOB_ARRIVING;
+	return n;
+}
+
+static int take_request(struct decode *d, struct source *src, struct frame *f, struct ds_err *err)
 {
 	struct ds_err why;
 	const uint32_t *ids;
@@ -172,9 +182,11 @@ static int take_request(struct decode *d, struct source *src, struct frame *f)
 		err_set(&why, DS_TEMP, "draining: no new requests are taken");
 		return stage_error(src, f->stream, true, &why);
 	}
-	if (find(d, src, f->stream)) {
-		err_set(&why, DS_DATA, "a request of the same name is still running");
-		return stage_error(src, f->stream, false, &why);
+	if (find(d, src, f->stream))
+		return work_twice(f, src, err);
+	if (arriving_from(d, src) >= d->max_batch) {
+		err_set(&why, DS_TEMP, "%zu requests of this stream have begun to arrive and none is complete", d->max_batch);
+		return stage_error(src, f->stream, true, &why);
 	}
 	j = mem_calloc(1, sizeof(*j));
 	if (!j) {
@@ -261,7 +273,7 @@ static int on_head(void *ctx, struct source *src, struct frame *f, void **dst, s
 	struct job *j;
 
 	(void)err;
-	if (f->type != FRAME_KV || f->flags & FRAME_ZSTD)
+	if (f->type != FRAME_KV)
 		return 0;
 	j = find(d, src, f->stream);
 	if (!j)
@@ -326,16 +338,6 @@ static int take_prefilled(struct decode *d, struct source *src, struct frame *f)
 	return 0;
 }
 
-static bool arriving_from(const struct decode *d, const struct source *src)
-{
-	const struct job *j;
-
-	TAILQ_FOREACH(j, &d->jobs, link)
-		if (j->src == src && j->state == JOB_ARRIVING)
-			return true;
-	return false;
-}
-
 static int on_frame(void *ctx, struct source *src, struct frame *f, struct ds_err *err)
 {
 	struct decode *d = ctx;
@@ -344,7 +346,7 @@ static int on_frame(void *ctx, struct source *src, struct frame *f, struct ds_er
 
 	switch (f->type) {
 	case FRAME_REQUEST:
-		rc = take_request(d, src, f);
+		rc = take_request(d, src, f, err);
 		break;
 	case FRAME_KV:
 		rc = take_kv(d, src, f);
@@ -387,7 +389,8 @@ static void on_gone(void *ctx, struct source *src, bool complete)
 
 /* ---- stepping ---- */
 
-/* Parks the youngest job that has blocks and is younger than j; false if there is none. */
+/* Parks the youngest job that has blocks and is younger than j; false if there is none.  One that is still arriving goes on arriving into
+ * ordinary memory, unless a block of it is being read at this moment. */
 static bool park_younger(struct decode *d, const struct job *j)
 {
 	struct job *k;
@@ -395,8 +398,11 @@ static bool park_younger(struct decode *d, const struct job *j)
 	TAILQ_FOREACH_REVERSE(k, &d->jobs, job_list, link) {
 		if (k == j)
 			return false;
-		if (k->state == JOB_READY && k->kv.count && !k->parked.bytes)
+		if (k->kv.count && !k->parked.bytes && !k->incoming) {
+			if (k->state == JOB_ARRIVING)
+				k->kv.length = k->arrived * KV_BLOCK;
 			return kv_seq_park(&k->kv, d->w->pool, &k->parked);
+		}
 	}
 	return false;
 }
@@ -448,22 +454,11 @@ static size_t choose(struct decode *d)
 	return n;
 }
 
-/* Those whose blocks were taken for an older one while the step was put together do not take part. */
-static size_t drop_parked(struct decode *d, size_t n)
-{
-	size_t kept = 0;
-
-	for (size_t i = 0; i < n; i++)
-		if (!d->stepping[i]->parked.bytes)
-			d->stepping[kept++] = d->stepping[i];
-	return kept;
-}
-
 static int on_step(void *ctx, bool *busy, struct ds_err *err)
 {
 	struct decode *d = ctx;
 	struct segment *segs = d->w->segs;
-	size_t n = drop_parked(d, choose(d));
+	size_t n = choose(d);
 	int rc;
 
 	*busy = n > 0;
@@ -479,8 +474,14 @@ static int on_step(void *ctx, bool *busy, struct ds_err *err)
 		struct job *j = d->stepping[i];
 		double logprob;
 
-		j->token = work_sample(d->w, &j->request, &segs[i], ++j->position, &logprob);
-		emit(d, j, logprob);
+		if (work_sample(d->w, &j->request, &segs[i], ++j->position, &j->token, &logprob)) {
+			emit(d, j, logprob);
+		} else {
+			struct ds_err why;
+
+			work_not_finite(&j->request, &why);
+			job_fail(d, j, &why);
+		}
 	}
 	return 0;
 }

@@ -22,6 +22,7 @@ struct job {
 	struct prefilled result;
 	int64_t began_ns;
 	size_t sent;             /* frames already sent: the request, then KV blocks */
+	bool cancelled;          /* while it was being sent */
 };
 
 TAILQ_HEAD(job_list, job);
@@ -157,7 +158,7 @@ static int make_job(struct prefill *p, struct source *src, const struct frame *f
 	return 0;
 }
 
-static int take_request(struct prefill *p, struct source *src, struct frame *f)
+static int take_request(struct prefill *p, struct source *src, struct frame *f, struct ds_err *err)
 {
 	struct ds_err why;
 	struct job *j;
@@ -166,10 +167,8 @@ static int take_request(struct prefill *p, struct source *src, struct frame *f)
 		err_set(&why, DS_TEMP, "draining: no new requests are taken");
 		return stage_error(src, f->stream, true, &why);
 	}
-	if (find(p, src, f->stream)) {
-		err_set(&why, DS_DATA, "a request of the same name is still running");
-		return stage_error(src, f->stream, false, &why);
-	}
+	if (find(p, src, f->stream))
+		return work_twice(f, src, err);
 	if (make_job(p, src, f, &j, &why))
 		return stage_error(src, f->stream, why.code == DS_OS, &why);
 	TAILQ_INSERT_TAIL(&p->waiting, j, link);
@@ -191,22 +190,27 @@ static struct job_list *list_of(struct prefill *p, const struct job *j)
 	return NULL;
 }
 
-static void cancel(struct prefill *p, const struct source *src, uint64_t stream)
+/* A request that is here and not yet on its way is answered; for any other the word goes on to who has it. */
+static int cancel(struct prefill *p, struct source *src, const struct frame *f)
 {
 	struct done done = { .reason = "cancelled" };
-	struct job *j = find(p, src, stream);
+	struct job *j = find(p, src, f->stream);
 
-	/* What is half sent must be finished: its reader counts on the rest. */
-	if (!j || j->sent)
-		return;
+	if (!j)
+		return stage_forward(src, f);
+	if (j->sent) { /* what is half sent is finished first: its reader counts on the rest */
+		j->cancelled = true;
+		return 0;
+	}
 	snprintf(done.id, sizeof(done.id), "%s", j->request.id);
 	done.usage = (struct usage){ .prompt = j->count, .miss = j->kv.length };
 	meta_reset(p->meta);
 	done_put(p->meta, &done);
-	stage_send(j->src, FRAME_DONE, stream, p->meta, NULL, 0, false);
+	stage_send(j->src, FRAME_DONE, f->stream, p->meta, NULL, 0, false);
 	TAILQ_REMOVE(list_of(p, j), j, link);
 	source_release(j->src);
 	job_free(p, j);
+	return 0;
 }
 
 static int on_frame(void *ctx, struct source *src, struct frame *f, struct ds_err *err)
@@ -214,11 +218,9 @@ static int on_frame(void *ctx, struct source *src, struct frame *f, struct ds_er
 	struct prefill *p = ctx;
 
 	if (f->type == FRAME_REQUEST)
-		return take_request(p, src, f);
-	if (f->type == FRAME_CANCEL) {
-		cancel(p, src, f->stream);
-		return 0;
-	}
+		return take_request(p, src, f, err);
+	if (f->type == FRAME_CANCEL)
+		return cancel(p, src, f);
 	return work_other(src, f, err);
 }
 
@@ -274,6 +276,8 @@ static bool send_job(struct prefill *p, struct job *j)
 		}
 		j->sent++;
 	}
+	if (j->cancelled)
+		stage_send(j->src, FRAME_CANCEL, j->frame.stream, NULL, NULL, 0, false);
 	return true;
 }
 
@@ -337,12 +341,19 @@ static size_t fill_step(struct prefill *p)
 static void finish(struct prefill *p, struct job *j, const struct segment *s)
 {
 	struct prefilled *r = &j->result;
+	struct ds_err why;
 
+	TAILQ_REMOVE(&p->active, j, link);
 	r->position = j->count;
-	r->token = work_sample(p->w, &j->request, s, r->position, &r->logprob);
+	if (!work_sample(p->w, &j->request, s, r->position, &r->token, &r->logprob)) {
+		work_not_finite(&j->request, &why);
+		stage_error(j->src, j->frame.stream, false, &why);
+		source_release(j->src);
+		job_free(p, j);
+		return;
+	}
 	r->usage = (struct usage){ .prompt = j->count, .miss = j->count };
 	r->prefill_ns = (uint64_t)(time_mono_ns() - j->began_ns);
-	TAILQ_REMOVE(&p->active, j, link);
 	TAILQ_INSERT_TAIL(&p->sending, j, link);
 }
 

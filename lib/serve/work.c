@@ -1,5 +1,6 @@
 #include "serve/work.h"
 
+#include <math.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,30 +89,52 @@ void work_hello(const struct work *w, struct hello *h, const char *program, cons
 	h->world = 1;
 }
 
-int work_request(const struct work *w, const struct frame *f, struct request *r, const uint32_t **ids, size_t *n,
+static int check_prompt(const struct work *w, const struct frame *f, const char *id, const uint32_t *ids, size_t n,
 	struct ds_err *err)
 {
 	const struct config *c = &w->model->config;
+
+	if (n > c->max_positions)
+		return err_set(err, DS_DATA, "request '%s': prompt of %zu tokens is longer than the model's context of %zu", id, n,
+			c->max_positions);
+	/* What is kept of a request is its frame: a payload of something else would be kept, too. */
+	if (f->data_len > round_up(n * sizeof(*ids), FRAME_ALIGN) + FRAME_ALIGN)
+		return err_set(err, DS_DATA, "request '%s': a payload of %u bytes for %zu tokens", id, f->data_len, n);
+	for (size_t i = 0; i < n; i++)
+		if (ids[i] >= c->vocab)
+			return err_set(err, DS_DATA, "request '%s': token %u at %zu is not in the model's vocabulary of %zu", id,
+				ids[i], i, c->vocab);
+	if (kv_blocks_for(n) > w->pool->blocks)
+		return err_set(err, DS_CONFIG, "request '%s': prompt of %zu tokens needs %zu KV blocks, --kv-memory holds %zu", id,
+			n, kv_blocks_for(n), w->pool->blocks);
+	return 0;
+}
+
+int work_request(const struct work *w, const struct frame *f, struct request *r, const uint32_t **ids, size_t *n,
+	struct ds_err *err)
+{
 	int rc;
 
-	if ((rc = request_get(f, r, err)) || (rc = request_tokens(f, ids, n, err)))
+	if ((rc = request_get(f, r, err)) || (rc = frame_check_payload(f, err)) || (rc = request_tokens(f, ids, n, err)))
 		return rc;
 	if (f->stream != frame_stream_id(r->id, strlen(r->id)))
 		return err_set(err, DS_DATA, "request '%s': its stream id is not the hash of its name", r->id);
-	for (size_t i = 0; i < *n; i++)
-		if ((*ids)[i] >= c->vocab)
-			return err_set(err, DS_DATA,
-				"request '%s': token %u at %zu is not in the model's vocabulary of %zu", r->id,
-				(*ids)[i], i, c->vocab);
-	if (*n > c->max_positions)
-		return err_set(err, DS_DATA,
-			"request '%s': prompt of %zu tokens is longer than the model's context of %zu", r->id,
-			*n, c->max_positions);
-	if (kv_blocks_for(*n) > w->pool->blocks)
-		return err_set(err, DS_CONFIG,
-			"request '%s': prompt of %zu tokens needs %zu KV blocks, --kv-memory holds %zu",
-			r->id, *n, kv_blocks_for(*n), w->pool->blocks);
-	return 0;
+	return check_prompt(w, f, r->id, *ids, *n, err);
+}
+
+int work_twice(const struct frame *f, struct source *src, struct ds_err *err)
+{
+	char id[REQUEST_ID_MAX + 1];
+
+	if (meta_cstr(f->meta, "id", id, sizeof(id)) != META_OK)
+		snprintf(id, sizeof(id), "%016llx", (unsigned long long)f->stream);
+	return err_set(err, DS_DATA, "%s: frame %llu: request '%s' is still running; names must differ", source_name(src),
+		(unsigned long long)f->number, id);
+}
+
+int work_not_finite(const struct request *r, struct ds_err *err)
+{
+	return err_set(err, DS_DATA, "request '%s': the model's logits are not finite; 'ds-model verify' checks its weights", r->id);
 }
 
 int work_other(struct source *src, const struct frame *f, struct ds_err *err)
@@ -124,13 +147,14 @@ int work_other(struct source *src, const struct frame *f, struct ds_err *err)
 		(unsigned long long)f->number, frame_type_name(f->type));
 }
 
-uint32_t work_sample(struct work *w, const struct request *r, const struct segment *s, uint64_t position,
+bool work_sample(struct work *w, const struct request *r, const struct segment *s, uint64_t position, uint32_t *token,
 	double *logprob)
 {
 	struct sample_params p = { .temperature = r->sampling.temperature, .top_p = r->sampling.top_p,
 		.top_k = (size_t)r->sampling.top_k, .seed = r->sampling.seed };
 
-	return sample_token(w->sampler, &p, s->logits, s->argmax, s->lse, position, logprob);
+	*token = sample_token(w->sampler, &p, s->logits, s->argmax, s->lse, position, logprob);
+	return isfinite(*logprob);
 }
 
 void work_print_state(struct buf *json)
