@@ -50,6 +50,7 @@ struct source {
 	int fd;
 	bool socket;            /* ours to close, answered on the same descriptor */
 	bool hello_seen, input_done, input_bad, paused, drop, gone, readable;
+	bool watched;           /* its descriptor was polled for input in this round */
 	bool ends;              /* a file or a pipe: after END its end is waited for */
 	bool tail;              /* END was read from a file or pipe: nothing but its end may follow */
 	struct frame_reader *r; /* NULL: raw */
@@ -109,6 +110,7 @@ int stage_loop(struct stage *st, struct ds_err *err);
 struct source *source_new(struct stage *st, int fd, bool socket, const char *name, struct ds_err *err);
 void source_free(struct source *src);
 void source_read(struct source *src);
+bool source_due(struct source *src);                     /* a connection that owes us bytes */
 bool source_wants(const struct source *src);                   /* to be read now */
 void source_fail(struct source *src, const struct ds_err *why); /* a bad stream, or a peer that has gone */
 void source_turn(struct source *src);                          /* whatever is due: finish, flush, linger, drop */

@@ -40,6 +40,7 @@ static void watch_source(struct loop *l, struct source *src)
 	/* A connection is watched even if nothing is wanted from it: poll tells when it has gone. */
 	bool on = in || out || (src->socket && src->answer == &src->own);
 
+	src->watched = in;
 	l->src[l->n] = src;
 	watch(&l->p[P_SOURCES + l->n++], src->fd, on, (short)((in ? POLLIN : 0) | (out ? POLLOUT : 0)));
 }
@@ -80,10 +81,10 @@ static int patience(const struct stage *st)
 		sooner(&due, st->accept_after);
 	if (st->connect && !st->down.lost && !st->down.ended && (st->down.sink.dead || !frame_reader_idle(st->down.r)))
 		sooner(&due, st->down.progress_ns + (st->down.sink.dead ? LINGER_NS : peer));
-	for (const struct source *src = st->sources; src; src = src->next) {
+	for (struct source *src = st->sources; src; src = src->next) {
 		if (src->state == SRC_CLOSING || src->state == SRC_LINGER)
 			sooner(&due, src->close_by);
-		else if (src->socket && src->r && source_wants(src) && !frame_reader_idle(src->r))
+		else if (source_due(src))
 			sooner(&due, src->progress_ns + peer);
 	}
 	if (due < 0)

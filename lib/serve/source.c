@@ -228,7 +228,8 @@ static int read_frames(struct source *src, struct ds_err *err)
 		rc = frame_reader_next(src->r, &ev, &f, err);
 		if (frame_reader_bytes(src->r) != src->progress_bytes) {
 			src->progress_bytes = frame_reader_bytes(src->r);
-			src->progress_ns = src->st->now;
+			if (src->hello_seen) /* which is due at once, not a byte now and then */
+				src->progress_ns = src->st->now;
 		}
 		src->tail = src->tail && ev != FRAME_EOF;
 		if (rc || ev == FRAME_AGAIN || ev == FRAME_EOF)
@@ -249,6 +250,17 @@ void source_read(struct source *src)
 
 /* ---- what is due besides reading ---- */
 
+/* More must come from here before anything else can happen to it. */
+bool source_due(struct source *src)
+{
+	const struct stage *st = src->st;
+
+	if (!src->socket || !src->r || src->state != SRC_OPEN || !source_wants(src))
+		return false;
+	return !src->hello_seen || !frame_reader_idle(src->r) ||
+		(src->holds && st->ops->incomplete && st->ops->incomplete(st->cfg->ctx, src));
+}
+
 static void overdue(struct source *src)
 {
 	struct stage *st = src->st;
@@ -256,11 +268,13 @@ static void overdue(struct source *src)
 
 	if (!src->socket || !src->r)
 		return;
-	if (!source_wants(src) || frame_reader_idle(src->r)) {
+	if (!src->watched || !source_due(src)) { /* what was not asked for is not late */
 		src->progress_ns = st->now;
 	} else if (st->now - src->progress_ns > st->cfg->opt.peer_ns) {
-		err_set(&why, DS_UNAVAILABLE, "'%s' was silent in the middle of a frame for %lld s", src->name,
-			(long long)(st->cfg->opt.peer_ns / 1000000000));
+		err_set(&why, DS_UNAVAILABLE, "'%s' was silent %s for %g s", src->name,
+			!src->hello_seen ? "before its hello was complete" :
+			frame_reader_idle(src->r) ? "in the middle of a request" : "in the middle of a frame",
+			(double)st->cfg->opt.peer_ns / 1e9);
 		source_fail(src, &why);
 	}
 	if (st->connect && st->service && src->own.w && frame_writer_queued(src->own.w) > QUEUE_DROP) {
@@ -285,6 +299,8 @@ static void stuck(struct source *src)
 
 	if (!src->input_done || !src->holds || st->busy || src->routes || any_blocked(st))
 		return;
+	if (st->ops->incomplete && !st->ops->incomplete(st->cfg->ctx, src))
+		return; /* it waits for room that others have */
 	if (!src->input_bad) {
 		err_set(&why, DS_DATA, "'%s' ended, but %zu of its requests came in part only", src->name, src->holds);
 		source_fail(src, &why);

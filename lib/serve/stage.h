@@ -52,7 +52,7 @@ struct stage_options {
 	  .type = OPT_INT, .dst = &(o).ready_fd, .min = -1, .max = 1 << 20 }, \
 	{ .name = "drain-timeout", .arg = "TIME", .help = "let running work finish this long after SIGTERM", \
 	  .def = "25s", .type = OPT_TIME, .dst = &(o).drain_ns, .env = true }, \
-	{ .name = "peer-timeout", .arg = "TIME", .help = "drop a peer that is silent in the middle of a frame", \
+	{ .name = "peer-timeout", .arg = "TIME", .help = "drop a peer that is silent in the middle of a request", \
 	  .def = "30s", .type = OPT_TIME, .dst = &(o).peer_ns, .env = true }, \
 	{ .name = "log-format", .arg = "text|json", .help = "how messages on stderr are written", .def = "text", \
 	  .type = OPT_STR, .dst = &(o).log_format, .env = true }
@@ -78,6 +78,10 @@ struct stage_ops {
 	/* Draining began: refuse new requests with stage_error(DS_TEMP).  NULL: the stage refuses request frames
 	 * itself. */
 	void (*drain)(void *ctx);
+	/* True where a request of src is held whose frames have come in part only.  Such a source is truncated where its
+	 * input is over, and dropped where it is a connection that stays silent for --peer-timeout.  NULL: what is held
+	 * for a source whose input is over counts as partial when there is nothing else to do. */
+	bool (*incomplete)(void *ctx, struct source *src);
 	/* SIGUSR1: state as JSON to stderr (may be NULL). */
 	void (*state)(void *ctx);
 };
@@ -109,9 +113,10 @@ int stage_forward(struct source *src, const struct frame *f);
 int stage_error(struct source *src, uint64_t stream, bool retryable, const struct ds_err *why);
 /* Raw output, to the output (also with -c). */
 int stage_write(struct source *src, const void *p, size_t n);
-/* The program still has work for src: END goes out only when every hold is released.  Where the input is over, step
- * says that it has nothing to do, nothing is blocked and no answer is awaited from downstream, what is still held
- * came in part only: the source fails with DS_DATA. */
+/* The program still has work for src: END goes out only when every hold is released.  A source whose input is over
+ * fails with DS_DATA when step says that it has nothing to do, nothing is blocked, no answer of this source is awaited
+ * from downstream, and `incomplete` says that what is held came in part only (without that callback: when anything
+ * is held). */
 void source_hold(struct source *src);
 void source_release(struct source *src);
 /* The output of src takes no more now: do not produce for it. */
