@@ -172,6 +172,11 @@ static size_t arriving_from(const struct decode *d, const struct source *src)
 	return n;
 }
 
+static bool on_incomplete(void *ctx, struct source *src)
+{
+	return arriving_from(ctx, src) > 0;
+}
+
 static int take_request(struct decode *d, struct source *src, struct frame *f, struct ds_err *err)
 {
 	struct ds_err why;
@@ -389,20 +394,28 @@ static void on_gone(void *ctx, struct source *src, bool complete)
 
 /* ---- stepping ---- */
 
-/* Parks the youngest job that has blocks and is younger than j; false if there is none.  One that is still arriving goes on arriving into
- * ordinary memory, unless a block of it is being read at this moment. */
-static bool park_younger(struct decode *d, const struct job *j)
+static bool has_blocks(const struct job *k)
+{
+	return k->kv.count && !k->parked.bytes;
+}
+
+/* Makes blocks free for j, which could run: first those of requests that are still arriving, whatever their age, since they cannot run
+ * (they go on arriving into ordinary memory; one whose block is being read at this moment keeps its own, --peer-timeout bounds that);
+ * then those of the youngest that is younger than j.  False if there is none. */
+static bool park_another(struct decode *d, const struct job *j)
 {
 	struct job *k;
 
+	TAILQ_FOREACH_REVERSE(k, &d->jobs, job_list, link)
+		if (k != j && k->state == JOB_ARRIVING && has_blocks(k) && !k->incoming) {
+			k->kv.length = k->arrived * KV_BLOCK;
+			return kv_seq_park(&k->kv, d->w->pool, &k->parked);
+		}
 	TAILQ_FOREACH_REVERSE(k, &d->jobs, job_list, link) {
 		if (k == j)
 			return false;
-		if (k->kv.count && !k->parked.bytes && !k->incoming) {
-			if (k->state == JOB_ARRIVING)
-				k->kv.length = k->arrived * KV_BLOCK;
+		if (k->state == JOB_READY && has_blocks(k))
 			return kv_seq_park(&k->kv, d->w->pool, &k->parked);
-		}
 	}
 	return false;
 }
@@ -413,13 +426,13 @@ static bool make_room(struct decode *d, struct job *j)
 	if (j->parked.bytes) {
 		/* One block more than it had, so that it is not parked again at once. */
 		while (kv_pool_available(d->w->pool) < j->parked.blocks + 1)
-			if (!park_younger(d, j))
+			if (!park_another(d, j))
 				break;
 		if (!kv_seq_unpark(&j->kv, d->w->pool, &j->parked))
 			return false;
 	}
 	while (!kv_seq_reserve(&j->kv, d->w->pool, j->kv.length + 1))
-		if (!park_younger(d, j))
+		if (!park_another(d, j))
 			return false;
 	return true;
 }
@@ -524,6 +537,7 @@ const struct stage_ops decode_ops = {
 	.head = on_head,
 	.frame = on_frame,
 	.gone = on_gone,
+	.incomplete = on_incomplete,
 	.step = on_step,
 	.drain = on_drain,
 	.state = on_state,

@@ -1,0 +1,156 @@
+# ds-prefill and ds-decode against streams that are wrong, half there, or too many at once.
+load helper
+
+DSF=$DS_ROOT/tests/bats/dsf.py
+CKPT=$DS_ROOT/tests/bats/ckpt.py
+
+setup() {
+	cd "$BATS_TEST_TMPDIR" || return 1
+}
+
+teardown() {
+	end_background
+}
+
+# requests ID N MAX...: a stream of requests, each of N tokens and MAX to be made.
+requests() {
+	"$PYTHON" - "$@" <<-'END' | ds-token -m "$DS_MODEL" encode --jsonl --logprobs
+		import json, sys
+		a = sys.argv[1:]
+		for i in range(0, len(a), 3):
+		    print(json.dumps({"id": a[i], "prompt_ids": [(7 * t + len(a[i])) % 1000 + 3 for t in range(int(a[i + 1]))],
+		                      "max_tokens": int(a[i + 2]), "ignore_eos": True}))
+	END
+}
+
+# edit CODE STREAM: the stream with its list of frames [type, flags, stream, seq, meta, payload] changed by Python code, numbered anew.
+edit() {
+	"$PYTHON" - "$DS_ROOT/tests/bats" "$1" "$2" <<-'END'
+		import sys
+		sys.path.insert(0, sys.argv[1])
+		import dsf
+		frames = [f for f in dsf.read_frames(sys.argv[3])]
+		exec(sys.argv[2])
+		out = dsf.Writer(sys.stdout.buffer)
+		for kind, flags, stream, _, meta, payload in frames:
+		    out.end() if kind == 15 else out.write(kind, stream, meta, payload, flags)
+	END
+}
+
+table() {
+	"$PYTHON" "$DSF" tokens "$@"
+}
+
+@test "a bit of a request's payload turned on the way is noticed by prefill and by decode" {
+	requests a 70 3 >good
+	ds-prefill -m "$DS_MODEL" -i good >good.kv
+	edit 'frames[1][5] = bytes([frames[1][5][0] ^ 1]) + frames[1][5][1:]' good >bad
+	refused 65 "payload hash is" ds-prefill -m "$DS_MODEL" -i bad
+	edit 'frames[1][5] = bytes([frames[1][5][0] ^ 1]) + frames[1][5][1:]' good.kv >bad.kv
+	refused 65 "payload hash is" ds-decode -m "$DS_MODEL" -i bad.kv
+	edit 'frames[2][5] = bytes([frames[2][5][0] ^ 1]) + frames[2][5][1:]' good.kv >bad.kv
+	refused 65 "payload hash is" ds-decode -m "$DS_MODEL" -i bad.kv
+}
+
+@test "a payload larger than its tokens is refused" {
+	requests a 5 3 >good
+	edit 'frames[1][5] += bytes(1 << 16); frames[1][4].pop("xxh", None)' good >bad
+	refused 65 "a payload of" ds-prefill -m "$DS_MODEL" -i bad
+}
+
+@test "a name that is still in use ends the stream, it is not answered twice" {
+	requests a 200 50 >one
+	edit 'frames.insert(2, frames[1])' one >two
+	refused 65 "request 'a' is still running" ds-prefill -m "$DS_MODEL" -i two
+	ds-prefill -m "$DS_MODEL" -i one >one.kv
+	edit 'frames.insert(len(frames) - 1, frames[1])' one.kv >two.kv
+	refused 65 "request 'a' is still running" ds-decode -m "$DS_MODEL" -i two.kv
+}
+
+@test "requests that begin to arrive without end are refused above --max-batch, the others are answered" {
+	requests a 5 2 b 5 2 c 5 2 d 5 2 >all
+	ds-prefill -m "$DS_MODEL" -i all >all.kv
+	# all four requests first, then what belongs to them
+	edit 'frames[1:-1] = [f for f in frames if f[0] == 2] + [f for f in frames if f[0] in (3, 4)]' all.kv >mixed.kv
+	run -75 limited sh -c "ds-decode -m '$DS_MODEL' --max-batch 3 -i mixed.kv >out"
+	table out >t
+	[ "$(grep -c ' done length 5 2$' t)" -eq 3 ]
+	grep -q ' error 75 .*begun to arrive' t
+}
+
+@test "a cancel stops a running request, and prefill passes it on for what it has handed over" {
+	requests a 10 1000 b 10 5 >two
+	edit 'a = frames[1][2]; frames.insert(3, [8, 0, a, 0, {"reason": "test"}, b""])' two >cancelled
+	limited ds-prefill -m "$DS_MODEL" -i cancelled | limited ds-decode -m "$DS_MODEL" >out
+	table out >t
+	grep -q 'done cancelled' t
+	grep -q '^b done length 10 5$' t
+	ds-prefill -m "$DS_MODEL" -i two >two.kv
+	edit 'a = frames[1][2]; frames.insert(-1, [8, 0, a, 0, {"reason": "test"}, b""])' two.kv >cancelled.kv
+	limited ds-decode -m "$DS_MODEL" -i cancelled.kv >out
+	table out >t
+	grep -q '^a done cancelled' t
+	grep -q '^b done length 10 5$' t
+	# handed over already: the cancel goes on
+	edit 'frames[1:-1] = [[8, 0, frames[1][2], 0, {"reason": "test"}, b""]]' two >only
+	limited ds-prefill -m "$DS_MODEL" -i only | "$PYTHON" "$DSF" types - >types
+	grep -q cancel types
+}
+
+@test "what failed upstream is dropped, its error travels on" {
+	requests a 100 5 b 10 5 >two
+	ds-prefill -m "$DS_MODEL" -i two >two.kv
+	# an error in the middle of a's blocks
+	edit 'a = frames[1][2]; frames[3:5] = [[7, 0, a, 0, {"code": 69, "message": "gone", "retryable": True}, b""]]' two.kv >bad.kv
+	limited ds-decode -m "$DS_MODEL" -i bad.kv >out || true
+	table out >t
+	grep -q 'error 69 gone' t
+	grep -q '^b done length 10 5$' t
+}
+
+@test "weights that make logits of NaN fail the request by name" {
+	"$PYTHON" "$CKPT" "$DS_MODEL" nan-model nan:model.norm.weight
+	requests a 5 3 >one
+	refused 65 "logits are not finite" ds-prefill -m nan-model -i one
+}
+
+@test "a client whose request is half there neither stops another's nor makes it fail" {
+	# six blocks of KV memory: a has five of its six in, b needs two
+	requests a 375 4 >a
+	requests b 100 40 >b
+	ds-prefill -m "$DS_MODEL" -i a >a.kv
+	ds-prefill -m "$DS_MODEL" -i b >b.kv
+	ds-decode -m "$DS_MODEL" -i a.kv | table - >want
+	ds-decode -m "$DS_MODEL" -i b.kv | table - >>want
+	background ds-decode -m "$DS_MODEL" -l unix:d.sock --kv-memory 368640
+	wait_socket d.sock
+	"$PYTHON" - "$DS_ROOT/tests/bats" <<-'END'
+		import socket, sys
+		sys.path.insert(0, sys.argv[1])
+		import dsf
+		def connect():
+		    s = socket.socket(socket.AF_UNIX)
+		    s.settimeout(40)
+		    s.connect("d.sock")
+		    return s
+		def whole(s, path):
+		    with open(path, "wb") as out:
+		        while True:
+		            data = s.recv(1 << 16)
+		            if not data:
+		                return
+		            out.write(data)
+		a, data = connect(), open("a.kv", "rb").read()
+		cut = 0
+		for _ in range(2 + 5):  # hello, request, five blocks
+		    cut += 44 + int.from_bytes(data[cut + 30:cut + 34], "big") + 5 + int.from_bytes(data[cut + 35:cut + 39], "big")
+		a.sendall(data[:cut])
+		b = connect()
+		b.sendall(open("b.kv", "rb").read())
+		whole(b, "b.out")
+		a.sendall(data[cut:])
+		whole(a, "a.out")
+	END
+	{ table a.out; table b.out; } >got
+	cmp got want
+}
