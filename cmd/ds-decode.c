@@ -16,7 +16,7 @@ static const struct opt options[] = {
 
 static const struct opt_program program = {
 	.name = "ds-decode",
-	.usage = "-m DIR [-i FILE | -l ADDR] [-o FILE | -c ADDR] [options] < kv > tokens",
+	.usage = "-m DIR [FILE | -l ADDR] [-o FILE | -c ADDR] [options] < kv > tokens",
 	.purpose = "Generates: reads requests with their KV blocks and first token, writes a frame for each token.",
 	.example = "ds-decode -m DIR < kv.frames | ds-token -m DIR decode",
 	.opts = options,

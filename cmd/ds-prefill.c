@@ -10,7 +10,7 @@ static const struct opt options[] = {
 	WORK_OPTIONS(work),
 	{ .name = "chunk", .arg = "N", .help = "most tokens of one request in a step", .def = "512", .type = OPT_INT,
 	  .dst = &chunk, .min = 1, .max = 1 << 20 },
-	{ .name = "batch-tokens", .arg = "N", .help = "most tokens in a step, at least --chunk", .def = "512",
+	{ .name = "batch-tokens", .arg = "N", .help = "most tokens in a step, raised to --chunk", .def = "512",
 	  .type = OPT_INT, .dst = &batch_tokens, .min = 1, .max = 1 << 20 },
 	{ .name = "max-batch", .arg = "N", .help = "most requests in a step", .def = "64", .type = OPT_INT,
 	  .dst = &max_batch, .min = 1, .max = 4096 },
@@ -20,7 +20,7 @@ static const struct opt options[] = {
 
 static const struct opt_program program = {
 	.name = "ds-prefill",
-	.usage = "-m DIR [-i FILE | -l ADDR] [-o FILE | -c ADDR] [options] < requests > kv",
+	.usage = "-m DIR [FILE | -l ADDR] [-o FILE | -c ADDR] [options] < requests > kv",
 	.purpose = "Computes prompts: reads request frames, writes each with its KV blocks and first token.",
 	.example = "ds-token -m DIR encode --chat < question | ds-prefill -m DIR > kv.frames",
 	.opts = options,

@@ -257,6 +257,20 @@ static void json_key(struct jw *w, const msgpack_object *key)
 	jw_key(w, text);
 }
 
+/* A hash has more bits than many JSON readers keep of a number. */
+static void json_hash(struct jw *w, uint64_t h)
+{
+	char text[17];
+
+	snprintf(text, sizeof(text), "%016llx", (unsigned long long)h);
+	jw_str(w, text);
+}
+
+static bool is_key(const msgpack_object_kv *kv, const char *name)
+{
+	return kv->key.via.str.size == strlen(name) && memcmp(kv->key.via.str.ptr, name, strlen(name)) == 0;
+}
+
 /* Depth is bounded by the walk. */
 static void json_value(struct jw *w, const msgpack_object *o, bool root)
 {
@@ -280,10 +294,13 @@ static void json_value(struct jw *w, const msgpack_object *o, bool root)
 		for (uint32_t i = 0; i < o->via.map.size; i++) {
 			const msgpack_object_kv *kv = &o->via.map.ptr[i];
 
-			if (root && kv->key.via.str.size == 1 && kv->key.via.str.ptr[0] == '_')
+			if (root && is_key(kv, "_"))
 				continue;
 			json_key(w, &kv->key);
-			json_value(w, &kv->val, false);
+			if (root && is_key(kv, "xxh") && kv->val.type == MSGPACK_OBJECT_POSITIVE_INTEGER)
+				json_hash(w, kv->val.via.u64);
+			else
+				json_value(w, &kv->val, false);
 		}
 		jw_obj_end(w);
 		break;

@@ -22,7 +22,7 @@ int stage_exit(const struct ds_err *err, int rc)
 	return rc;
 }
 
-int stage_main(const struct opt_program *p, int argc, char **argv, const struct stage_options *io,
+int stage_main(const struct opt_program *p, int argc, char **argv, struct stage_options *io,
 	int (*run)(struct ds_err *err))
 {
 	struct ds_err err = { 0 };
@@ -32,8 +32,10 @@ int stage_main(const struct opt_program *p, int argc, char **argv, const struct 
 	rc = opt_parse(p, &argc, &argv, false, &err);
 	if (!rc)
 		rc = stage_log(p, io, &err);
-	if (!rc && argc)
-		rc = err_set(&err, DS_USAGE, "unexpected operand '%s'; try '%s --help'", argv[0], p->name);
+	if (!rc && argc == 1 && !io->listen)
+		io->input = argv[0];
+	else if (!rc && argc)
+		rc = err_set(&err, DS_USAGE, "unexpected operand '%s'; try '%s --help'", argv[argc - 1], p->name);
 	if (!rc)
 		rc = run(&err);
 	return stage_exit(&err, rc);

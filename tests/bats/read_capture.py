@@ -41,6 +41,8 @@ def main(path):
         if kind == 15:
             assert (meta["frames"], meta["bytes"]) == (number, at - 49 - meta_len), number
         line = {"number": number, "type": NAMES[kind], "stream": f"{stream:016x}", "meta": {k: v for k, v in meta.items() if k != "_"}}
+        if "xxh" in meta:
+            line["meta"]["xxh"] = f"{meta['xxh']:016x}"
         if "tensors" in meta:
             line["tensors"] = [tensor(row, data) for row in meta["tensors"]]
         print(json.dumps(line, sort_keys=True))

@@ -154,3 +154,20 @@ table() {
 	{ table a.out; table b.out; } >got
 	cmp got want
 }
+
+@test "the input may be an operand; the hash in a dump is the one that check computes, as text" {
+	requests a 5 3 >one
+	ds-prefill -m "$DS_MODEL" one >one.kv
+	ds-decode -m "$DS_MODEL" one.kv | table - >t
+	grep -q '^a done length 5 3$' t
+	refused 64 "unexpected operand 'two'" ds-decode -m "$DS_MODEL" one two
+	ds-frame dump one.kv | "$PYTHON" -c '
+import json, sys
+for f in map(json.loads, sys.stdin):
+    if f["type"] == "kv":
+        assert f["meta"]["xxh"] == f["tensors"][0]["xxh"] and len(f["meta"]["xxh"]) == 16, f
+        break
+else:
+    raise SystemExit("no kv frame")
+'
+}
