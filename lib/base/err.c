@@ -5,12 +5,42 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A message is one line whatever file name or peer text went into it. */
-static void one_line(char *s)
+/* Length of what may not reach a terminal at s: C0 and C1 controls, marks that turn the writing direction; 0 if nothing. */
+static size_t control_len(const unsigned char *s)
 {
-	for (; *s; s++)
-		if ((unsigned char)*s < 0x20 || *s == 0x7f)
-			*s = '?';
+	if (s[0] < 0x20 || s[0] == 0x7f)
+		return 1;
+	if (s[0] == 0xc2 && s[1] >= 0x80 && s[1] < 0xa0)
+		return 2;
+	/* U+200E, U+200F, U+2028 .. U+202E, U+2066 .. U+2069 */
+	if (s[0] == 0xe2 && s[1] == 0x80 && (s[2] == 0x8e || s[2] == 0x8f || (s[2] >= 0xa8 && s[2] <= 0xae)))
+		return 3;
+	if (s[0] == 0xe2 && s[1] == 0x81 && s[2] >= 0xa6 && s[2] <= 0xa9)
+		return 3;
+	/* an 8-bit control where no character can begin */
+	return s[0] >= 0x80 && s[0] < 0xa0 ? 1 : 0;
+}
+
+static size_t char_len(unsigned char c)
+{
+	return c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : c >= 0xc2 ? 2 : 1;
+}
+
+void err_one_line(char *text)
+{
+	unsigned char *s = (unsigned char *)text, *out = s;
+
+	while (*s) {
+		size_t bad = control_len(s), n = bad ? bad : strnlen((const char *)s, char_len(*s));
+
+		if (bad)
+			*out++ = '?';
+		else
+			for (size_t i = 0; i < n; i++)
+				*out++ = s[i];
+		s += n;
+	}
+	*out = '\0';
 }
 
 int err_set(struct ds_err *err, int code, const char *fmt, ...)
@@ -20,7 +50,7 @@ int err_set(struct ds_err *err, int code, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(err->text, sizeof(err->text), fmt, ap);
 	va_end(ap);
-	one_line(err->text);
+	err_one_line(err->text);
 	err->code = code;
 	return code;
 }
@@ -36,7 +66,7 @@ int err_errno(struct ds_err *err, int code, const char *fmt, ...)
 	va_end(ap);
 	n = strlen(err->text);
 	snprintf(err->text + n, sizeof(err->text) - n, ": %s", strerror(saved));
-	one_line(err->text);
+	err_one_line(err->text);
 	err->code = code;
 	errno = saved;
 	return code;
@@ -58,7 +88,7 @@ int err_prefix(struct ds_err *err, const char *fmt, ...)
 	room = strnlen(old, sizeof(err->text) - n - 1);
 	memcpy(err->text + n, old, room);
 	err->text[n + room] = '\0';
-	one_line(err->text);
+	err_one_line(err->text);
 	return err->code;
 }
 

@@ -84,6 +84,7 @@ void log_msg(enum log_level level, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
+	err_one_line(text);
 	if (conf.json)
 		put_json(level, text);
 	else

@@ -37,6 +37,7 @@ struct frame_reader {
 	uint8_t *own, *into;      /* payload memory: ours, or the user's */
 	size_t own_cap;
 	uint8_t *plain;           /* a decompressed payload */
+	bool plain_given;         /* and it was given out (it may be empty, so that f.data does not tell) */
 	uint32_t wire_len;        /* data_len before decompression */
 	ZSTD_DCtx *zstd;
 	struct frame f;
@@ -363,6 +364,7 @@ static void next_frame(struct frame_reader *r)
 	}
 	free(r->plain);
 	r->plain = NULL;
+	r->plain_given = false;
 	r->have = 0;
 	r->state = S_HEAD;
 	r->f.stream = 0;
@@ -445,11 +447,11 @@ static int step_data(struct frame_reader *r, enum frame_event *ev, bool *done)
 /* After the payload: a decompressed one is given out; else the frame was given out before and the next begins. */
 static int step_plain(struct frame_reader *r, enum frame_event *ev, bool *done)
 {
-	if (!r->plain || r->f.data) {
+	if (!r->plain || r->plain_given) {
 		next_frame(r);
 		return 0;
 	}
-	*done = true;
+	*done = r->plain_given = true;
 	if (r->into && r->f.data_len) {
 		memcpy(r->into, r->plain, r->f.data_len);
 		return body_done(r, r->into, ev);

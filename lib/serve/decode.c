@@ -65,14 +65,28 @@ int decode_new(struct decode **out, struct work *w, size_t max_batch, struct ds_
 	return 0;
 }
 
+static bool has_jobs(const struct decode *d, const struct source *src)
+{
+	const struct job *j;
+
+	TAILQ_FOREACH(j, &d->jobs, link)
+		if (j->src == src)
+			return true;
+	return false;
+}
+
 static void job_free(struct decode *d, struct job *j)
 {
+	struct source *src = j->src;
+
 	TAILQ_REMOVE(&d->jobs, j, link);
 	kv_seq_clear(&j->kv, d->w->pool);
 	free(j->parked.bytes);
 	free(j);
 	if (--d->held < d->max_batch)
 		held_resume(&d->paused);
+	else if (!has_jobs(d, src))
+		held_release(&d->paused, src); /* each may have one, however full it is */
 }
 
 void decode_free(struct decode *d)
@@ -278,10 +292,12 @@ static int on_head(void *ctx, struct source *src, struct frame *f, void **dst, s
 	struct job *j;
 
 	(void)err;
-	if (f->type != FRAME_KV)
-		return 0;
 	j = find(d, src, f->stream);
-	if (!j)
+	/* Full: nothing more is read from here than what belongs to requests that are held, cancels among them.  A source without any may
+	 * have one. */
+	if (f->type == FRAME_REQUEST && d->held >= d->max_batch && has_jobs(d, src) && !arriving_from(d, src))
+		held_pause(&d->paused, src);
+	if (f->type != FRAME_KV || !j)
 		return 0;
 	/* What does not fit is read into the stage's memory and judged in on_frame. */
 	j->incoming = check_kv(d, j, f, &k, &(struct ds_err){ 0 }) ? NULL : next_block(d, j);
@@ -347,8 +363,10 @@ static int on_frame(void *ctx, struct source *src, struct frame *f, struct ds_er
 {
 	struct decode *d = ctx;
 	struct job *j;
-	int rc;
+	int rc = work_whole(f, src, err);
 
+	if (rc)
+		return rc;
 	switch (f->type) {
 	case FRAME_REQUEST:
 		rc = take_request(d, src, f, err);
@@ -373,9 +391,6 @@ static int on_frame(void *ctx, struct source *src, struct frame *f, struct ds_er
 	default:
 		return work_other(src, f, err);
 	}
-	/* Full: nothing more is read from here, but what began to arrive is let in whole. */
-	if (d->held >= d->max_batch && !arriving_from(d, src))
-		held_pause(&d->paused, src);
 	return rc;
 }
 

@@ -29,6 +29,12 @@ void held_resume(struct held_sources *h)
 	h->n = 0;
 }
 
+void held_release(struct held_sources *h, struct source *src)
+{
+	held_forget(h, src);
+	source_pause(src, false);
+}
+
 void held_forget(struct held_sources *h, const struct source *src)
 {
 	for (size_t i = 0; i < h->n; i++)

@@ -12,6 +12,8 @@ struct held_sources { struct source **v; size_t n, cap; };
 void held_pause(struct held_sources *h, struct source *src);
 /* Reads all again. */
 void held_resume(struct held_sources *h);
+/* Reads one again, if it is held. */
+void held_release(struct held_sources *h, struct source *src);
 /* src is gone. */
 void held_forget(struct held_sources *h, const struct source *src);
 void held_free(struct held_sources *h);

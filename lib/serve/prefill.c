@@ -58,14 +58,31 @@ int prefill_new(struct prefill **out, struct work *w, size_t chunk, struct ds_er
 	return 0;
 }
 
+static bool has_jobs(struct prefill *p, const struct source *src)
+{
+	struct job_list *lists[] = { &p->waiting, &p->active, &p->sending };
+	struct job *j;
+
+	for (size_t i = 0; i < ARRAY_LEN(lists); i++)
+		TAILQ_FOREACH(j, lists[i], link)
+			if (j->src == src)
+				return true;
+	return false;
+}
+
+/* j is in no list any more. */
 static void job_free(struct prefill *p, struct job *j)
 {
+	struct source *src = j->src;
+
 	kv_seq_clear(&j->kv, p->w->pool);
 	free(j->frame.data);
 	free((void *)(uintptr_t)j->frame.meta_raw);
 	free(j);
 	if (--p->held < MAX_WAITING)
 		held_resume(&p->paused);
+	else if (!has_jobs(p, src))
+		held_release(&p->paused, src); /* each may have one, however full it is */
 }
 
 static void list_clear(struct prefill *p, struct job_list *list, const struct source *src)
@@ -173,8 +190,7 @@ static int take_request(struct prefill *p, struct source *src, struct frame *f, 
 		return stage_error(src, f->stream, why.code == DS_OS, &why);
 	TAILQ_INSERT_TAIL(&p->waiting, j, link);
 	source_hold(src);
-	if (++p->held >= MAX_WAITING)
-		held_pause(&p->paused, src);
+	p->held++;
 	return 0;
 }
 
@@ -188,6 +204,15 @@ static struct job_list *list_of(struct prefill *p, const struct job *j)
 			if (k == j)
 				return lists[i];
 	return NULL;
+}
+
+static void drop(struct prefill *p, struct job *j)
+{
+	if (!j)
+		return;
+	TAILQ_REMOVE(list_of(p, j), j, link);
+	source_release(j->src);
+	job_free(p, j);
 }
 
 /* A request that is here and not yet on its way is answered; for any other the word goes on to who has it. */
@@ -207,20 +232,35 @@ static int cancel(struct prefill *p, struct source *src, const struct frame *f)
 	meta_reset(p->meta);
 	done_put(p->meta, &done);
 	stage_send(j->src, FRAME_DONE, f->stream, p->meta, NULL, 0, false);
-	TAILQ_REMOVE(list_of(p, j), j, link);
-	source_release(j->src);
-	job_free(p, j);
+	drop(p, j);
+	return 0;
+}
+
+/* Full: nothing more is read from here than cancels and the like, up to the next request.  A source without any may have one. */
+static int on_head(void *ctx, struct source *src, struct frame *f, void **dst, struct ds_err *err)
+{
+	struct prefill *p = ctx;
+
+	(void)dst;
+	(void)err;
+	if (f->type == FRAME_REQUEST && p->held >= MAX_WAITING && has_jobs(p, src))
+		held_pause(&p->paused, src);
 	return 0;
 }
 
 static int on_frame(void *ctx, struct source *src, struct frame *f, struct ds_err *err)
 {
 	struct prefill *p = ctx;
+	int rc = work_whole(f, src, err);
 
+	if (rc)
+		return rc;
 	if (f->type == FRAME_REQUEST)
 		return take_request(p, src, f, err);
 	if (f->type == FRAME_CANCEL)
 		return cancel(p, src, f);
+	if (f->type == FRAME_ERROR || f->type == FRAME_DONE)
+		drop(p, find(p, src, f->stream)); /* what failed before it came here, or is done, is not computed */
 	return work_other(src, f, err);
 }
 
@@ -430,6 +470,7 @@ static void on_state(void *ctx)
 }
 
 const struct stage_ops prefill_ops = {
+	.head = on_head,
 	.frame = on_frame,
 	.gone = on_gone,
 	.step = on_step,

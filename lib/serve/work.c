@@ -122,6 +122,14 @@ int work_request(const struct work *w, const struct frame *f, struct request *r,
 	return check_prompt(w, f, r->id, *ids, *n, err);
 }
 
+int work_whole(const struct frame *f, struct source *src, struct ds_err *err)
+{
+	if (!(f->flags & FRAME_MORE))
+		return 0;
+	return err_set(err, DS_DATA, "%s: frame %llu: a payload cut into several frames is not supported by this version",
+		source_name(src), (unsigned long long)f->number);
+}
+
 int work_twice(const struct frame *f, struct source *src, struct ds_err *err)
 {
 	char id[REQUEST_ID_MAX + 1];

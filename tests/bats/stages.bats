@@ -171,3 +171,49 @@ else:
     raise SystemExit("no kv frame")
 '
 }
+
+@test "a payload that goes on in the next frame is refused, not taken for whole" {
+	requests a 5 3 >one
+	ds-prefill -m "$DS_MODEL" one >one.kv
+	edit 'frames[1][1] = 2' one >more
+	refused 65 "not supported" ds-prefill -m "$DS_MODEL" more
+	edit 'frames[2][1] = 2' one.kv >more.kv
+	refused 65 "not supported" ds-decode -m "$DS_MODEL" more.kv
+}
+
+@test "an error or a done that comes behind its request ends it: one answer" {
+	requests a 400 50 b 5 3 >two
+	for frame in '[7, 0, a, 0, {"code": 69, "message": "gone", "retryable": True}, b""]' \
+		'[6, 0, a, 0, {"id": "a", "finish_reason": "cancelled", "usage": {"prompt": 400, "completion": 0}}, b""]'; do
+		edit "a = frames[1][2]; frames.insert(2, $frame)" two >ended
+		limited ds-prefill -m "$DS_MODEL" ended | limited ds-decode -m "$DS_MODEL" | table - >t
+		[ "$(grep -vc '^b ' t)" -eq 1 ]
+		grep -q '^b done length 5 3$' t
+	done
+}
+
+@test "a zstd payload of nothing is given out once" {
+	requests a 5 3 >one
+	edit 'frames.insert(2, [8, 1, 77, 0, {"reason": "x"}, bytes.fromhex("28b52ffd2000010000")])' one >empty
+	limited ds-frame check empty || [ $? -eq 65 ]
+	limited ds-prefill -m "$DS_MODEL" empty | limited ds-decode -m "$DS_MODEL" | table - >t
+	grep -q '^a done length 5 3$' t
+}
+
+@test "a cancel is read though the batch is full" {
+	requests a 5 3000 b 5 3000 c 5 3 >three
+	ds-prefill -m "$DS_MODEL" three >three.kv
+	# a and b run; their cancels stand before the third request
+	edit 'last = max(i for i, f in enumerate(frames) if f[0] == 2)
+for n in (1, 4):
+    frames.insert(last, [8, 0, frames[n][2], 0, {"reason": "test"}, b""])' three.kv >cancelled.kv
+	limited ds-decode -m "$DS_MODEL" --max-batch 2 cancelled.kv | table - >t
+	[ "$(grep -c 'done cancelled' t)" -eq 2 ]
+	grep -q '^c done length 5 3$' t
+}
+
+@test "controls of eight bits and marks of direction do not reach the terminal" {
+	printf '{"prompt": "x", "\u009b2J\u202ekey": 1}\n' >keys
+	run -65 --separate-stderr ds-token -m "$DS_MODEL" encode --jsonl -i keys
+	[[ $stderr == *'?2J?key'* ]]
+}
