@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
+
 void jw_init(struct jw *w, struct buf *b)
 {
 	memset(w, 0, sizeof(*w));
@@ -46,28 +48,6 @@ void jw_obj_end(struct jw *w) { close_container(w, "}"); }
 void jw_arr(struct jw *w) { open_container(w, "["); }
 void jw_arr_end(struct jw *w) { close_container(w, "]"); }
 
-/* Length of the valid UTF-8 sequence at s (n bytes left), 0 if there is none. */
-static size_t utf8_len(const unsigned char *s, size_t n)
-{
-	uint32_t cp;
-	size_t len, i;
-
-	if (s[0] < 0x80)
-		return 1;
-	len = s[0] >= 0xf0 ? 4 : s[0] >= 0xe0 ? 3 : 2;
-	if (s[0] < 0xc2 || s[0] > 0xf4 || len > n)
-		return 0;
-	cp = s[0] & (0x7fu >> len);
-	for (i = 1; i < len; i++) {
-		if ((s[i] & 0xc0) != 0x80)
-			return 0;
-		cp = cp << 6 | (s[i] & 0x3fu);
-	}
-	if ((len == 3 && cp < 0x800) || (len == 4 && (cp < 0x10000 || cp > 0x10ffff)) || (cp >= 0xd800 && cp < 0xe000))
-		return 0;
-	return len;
-}
-
 static void quoted(struct buf *b, const char *s, size_t n)
 {
 	const unsigned char *p = (const unsigned char *)s;
@@ -75,7 +55,7 @@ static void quoted(struct buf *b, const char *s, size_t n)
 
 	buf_add(b, "\"", 1);
 	while (i < n) {
-		len = utf8_len(p + i, n - i);
+		len = utf8_char(s + i, n - i);
 		if (len == 0) {
 			buf_str(b, "\xef\xbf\xbd");
 			i++;

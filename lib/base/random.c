@@ -1,7 +1,5 @@
 #include "base/random.h"
 
-#include <math.h>
-
 static uint64_t mix(uint64_t z)
 {
 	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
@@ -19,11 +17,4 @@ uint64_t random_bits(uint64_t seed, uint64_t counter)
 double random_unit(uint64_t seed, uint64_t counter)
 {
 	return (double)(random_bits(seed, counter) >> 11) * 0x1p-53;
-}
-
-double random_normal(uint64_t seed, uint64_t counter)
-{
-	double u = random_unit(seed, 2 * counter), v = random_unit(seed, 2 * counter + 1);
-
-	return sqrt(-2.0 * log(1.0 - u)) * cos(2.0 * M_PI * v);
 }

@@ -11,7 +11,5 @@
 uint64_t random_bits(uint64_t seed, uint64_t counter);
 /* Uniform in [0, 1): the upper 53 bits. */
 double random_unit(uint64_t seed, uint64_t counter);
-/* Standard normal (Box-Muller on two counters derived from `counter`). */
-double random_normal(uint64_t seed, uint64_t counter);
 
 #endif

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "frame/internal.h"
 
 struct meta_builder {
@@ -102,7 +103,7 @@ void meta_put_nil(struct meta_builder *b, const char *key)
 
 void meta_put_str(struct meta_builder *b, const char *key, const char *s, size_t n)
 {
-	if (!meta_utf8((const uint8_t *)s, n)) /* no reader would take it */
+	if (!utf8_valid(s, n, NULL)) /* no reader would take it */
 		b->bad = true;
 	begin(b, key);
 	msgpack_pack_str(&b->pk, n);

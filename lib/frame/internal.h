@@ -14,7 +14,6 @@ int meta_walk(const uint8_t *p, size_t n, struct ds_err *err);
 int meta_unpack(msgpack_zone *zone, msgpack_object *obj, const uint8_t *p, size_t n, struct ds_err *err);
 /* What a builder holds: `pairs` packed key-value pairs without a map header.  DS_BUG or DS_OS if building failed. */
 int meta_built(const struct meta_builder *b, const uint8_t **p, size_t *n, size_t *pairs, struct ds_err *err);
-bool meta_utf8(const uint8_t *p, size_t n);
 
 uint32_t crc32_add(uint32_t crc, const void *p, size_t n); /* zlib's CRC-32; start with 0 */
 

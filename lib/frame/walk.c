@@ -4,6 +4,7 @@
  */
 #include <string.h>
 
+#include "base/utf8.h"
 #include "frame/internal.h"
 
 enum kind { K_BAD, K_PLAIN, K_STR, K_BYTES, K_ARRAY, K_MAP };
@@ -91,7 +92,7 @@ static int walk_item(struct walk *w, bool root, bool key, struct ds_err *err)
 	}
 	if (it.len > w->n - w->at)
 		return err_set(err, DS_DATA, "meta ends within a value of %llu bytes", (unsigned long long)it.len);
-	if (it.kind == K_STR && !meta_utf8(w->p + w->at, (size_t)it.len))
+	if (it.kind == K_STR && !utf8_valid((const char *)w->p + w->at, (size_t)it.len, NULL))
 		return err_set(err, DS_DATA, "meta has a string that is no UTF-8 at byte %zu", w->at);
 	w->at += (size_t)it.len;
 	return 0;
@@ -120,34 +121,4 @@ int meta_walk(const uint8_t *p, size_t n, struct ds_err *err)
 	if (!rc && w.at != n)
 		rc = err_set(err, DS_DATA, "meta has %zu bytes after its map", n - w.at);
 	return rc;
-}
-
-/* Well-formed UTF-8 as in Unicode's table 3-7: no surrogates, nothing overlong, nothing beyond U+10FFFF. */
-bool meta_utf8(const uint8_t *p, size_t n)
-{
-	size_t i = 0;
-
-	while (i < n) {
-		uint8_t c = p[i], lo = 0x80, hi = 0xbf;
-		size_t more;
-
-		if (c < 0x80) {
-			i++;
-			continue;
-		}
-		if (c < 0xc2 || c > 0xf4)
-			return false;
-		more = c < 0xe0 ? 1 : c < 0xf0 ? 2 : 3;
-		if (more >= n - i)
-			return false;
-		lo = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;
-		hi = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
-		if (p[i + 1] < lo || p[i + 1] > hi)
-			return false;
-		for (size_t k = 2; k <= more; k++)
-			if ((p[i + k] & 0xc0) != 0x80)
-				return false;
-		i += more + 1;
-	}
-	return true;
 }

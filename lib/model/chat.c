@@ -34,9 +34,8 @@ static json_t *variables(const struct tokenizer *t, const json_t *messages, bool
 	return NULL;
 }
 
-int chat_render_with(const struct tokenizer *t, const void *messages, bool add_generation_prompt, const void *more,
-	struct buf *out,
-	struct ds_err *err)
+int chat_render(const struct tokenizer *t, const void *messages, bool add_generation_prompt, const void *more,
+	struct buf *out, struct ds_err *err)
 {
 	json_t *vars;
 	int rc;
@@ -51,10 +50,4 @@ int chat_render_with(const struct tokenizer *t, const void *messages, bool add_g
 	rc = jinja_render(t->chat_template, t->chat_template_len, vars, out, err);
 	json_decref(vars);
 	return rc;
-}
-
-int chat_render(const struct tokenizer *t, const void *messages, bool add_generation_prompt, struct buf *out,
-	struct ds_err *err)
-{
-	return chat_render_with(t, messages, add_generation_prompt, NULL, out, err);
 }

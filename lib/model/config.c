@@ -1,14 +1,10 @@
 #include "model/config.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/mem.h"
 #include "model/file.h"
@@ -207,6 +203,14 @@ static int read_shape(const struct reader *r, struct config *c)
 
 static const char *const silu[] = { "silu" };
 
+static bool has_dense(const struct config *c)
+{
+	for (size_t i = 0; i < c->layers + c->mtp_layers; i++)
+		if (!config_is_moe(c, i))
+			return true;
+	return false;
+}
+
 static int read_ffn(const struct reader *r, struct config *c)
 {
 	size_t i;
@@ -229,7 +233,9 @@ static int read_ffn(const struct reader *r, struct config *c)
 		    (rc = get_size(r, "moe_layer_freq", 1, MAX_LAYERS, &c->moe_every)))
 			return rc;
 	}
-	/* A model without dense layers needs no dense width. */
+	/* A model without dense layers needs no dense width, and may state one. */
+	if (!has_dense(c) && absent(r, "intermediate_size"))
+		return 0;
 	return get_size(r, "intermediate_size", 1, MAX_WIDTH, &c->inter);
 }
 
@@ -276,12 +282,10 @@ static int read_routing(const struct reader *r, struct config *c)
 	/* The published V2 code scales only weights that it does not normalise, the V3 code scales always. */
 	if (c->score == SCORE_SOFTMAX && c->norm_topk && c->route_scale != 1.0)
 		return bad_value(r, "routed_scaling_factor", "1 where softmax scores are normalised (norm_topk_prob)");
+	/* With one expert a token transformers does not normalise, DeepSeek's own inference code makes the weight 1. */
+	if (c->top_k == 1 && c->norm_topk)
+		return bad_value(r, "norm_topk_prob", "false where num_experts_per_tok is 1");
 	return read_groups(r, c);
-}
-
-static double yarn_m(double factor, double x)
-{
-	return factor > 1 ? 0.1 * x * log(factor) + 1.0 : 1.0;
 }
 
 static int read_yarn(const struct reader *r, struct config *c)
@@ -304,7 +308,7 @@ static int read_yarn(const struct reader *r, struct config *c)
 	/* It would replace what mscale gives: fine where it says the same. */
 	if ((rc = get_real(r, "attention_factor", 0, 100, &f)))
 		return rc;
-	if (fabs(f - yarn_m(c->yarn_factor, c->mscale) / yarn_m(c->yarn_factor, c->mscale_all_dim)) > 1e-6)
+	if (fabs(f - config_rope_mscale(c)) > 1e-6)
 		return bad_value(r, "attention_factor", "none, or what mscale and mscale_all_dim give");
 	return 0;
 }
@@ -448,14 +452,27 @@ int config_parse(const char *text, size_t n, const char *name, struct config *c,
 	return rc;
 }
 
+static int parse_file(struct text *t, struct config *c, struct ds_err *err)
+{
+	int rc = config_parse(t->p, t->n, t->path, c, err);
+
+	file_free(t);
+	return rc;
+}
+
 int config_load(const char *dir, struct config *c, struct ds_err *err)
 {
 	struct text t;
 	int rc = file_read(dir, "config.json", MAX_CONFIG_BYTES, &t, err);
 
-	if (rc)
-		return rc;
-	rc = config_parse(t.p, t.n, t.path, c, err);
-	file_free(&t);
-	return rc;
+	return rc ? rc : parse_file(&t, c, err);
+}
+
+int config_load_if_there(const char *dir, struct config *c, bool *there, struct ds_err *err)
+{
+	struct text t;
+	int rc = file_read_if_there(dir, "config.json", MAX_CONFIG_BYTES, &t, err);
+
+	*there = !rc && t.p;
+	return *there ? parse_file(&t, c, err) : rc;
 }

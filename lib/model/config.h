@@ -18,7 +18,7 @@ struct config {
 	size_t dense_layers;           /* first_k_dense_replace: layers before the first MoE layer */
 	size_t moe_every;              /* moe_layer_freq */
 	size_t heads, q_lora, kv_lora, nope, rope, v; /* q_lora 0: q_proj instead of q_a/q_b */
-	size_t inter, moe_inter;       /* widths of dense and routed-expert FFNs */
+	size_t inter, moe_inter;       /* widths of dense (0: no layer is) and routed-expert FFNs */
 	size_t experts, shared, top_k, groups, topk_groups; /* experts 0: dense model */
 	enum score_func score;
 	enum topk_method topk;
@@ -38,6 +38,8 @@ struct config {
 
 /* Reads dir/config.json; DS_NOINPUT, DS_DATA. */
 int config_load(const char *dir, struct config *c, struct ds_err *err);
+/* The same where there is such a file; else 0, and *there is false. */
+int config_load_if_there(const char *dir, struct config *c, bool *there, struct ds_err *err);
 /* The same from text; name is for messages. */
 int config_parse(const char *text, size_t n, const char *name, struct config *c, struct ds_err *err);
 

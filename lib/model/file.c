@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,7 @@ static int read_whole(int fd, struct text *t, size_t size, struct ds_err *err)
 	return 0;
 }
 
-int file_read(const char *dir, const char *name, size_t max, struct text *t, struct ds_err *err)
+static int read_from(const char *dir, const char *name, size_t max, bool optional, struct text *t, struct ds_err *err)
 {
 	struct stat st;
 	int fd, rc;
@@ -46,6 +47,10 @@ int file_read(const char *dir, const char *name, size_t max, struct text *t, str
 		return err_nomem(err, strlen(dir) + strlen(name) + 2, "a path");
 	}
 	fd = open(t->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hang us */
+	if (fd < 0 && errno == ENOENT && optional) {
+		file_free(t);
+		return 0;
+	}
 	if (fd < 0)
 		rc = err_errno(err, DS_NOINPUT, "cannot open '%s'", t->path);
 	else if (fstat(fd, &st) < 0)
@@ -62,4 +67,14 @@ int file_read(const char *dir, const char *name, size_t max, struct text *t, str
 	if (rc)
 		file_free(t);
 	return rc;
+}
+
+int file_read(const char *dir, const char *name, size_t max, struct text *t, struct ds_err *err)
+{
+	return read_from(dir, name, max, false, t, err);
+}
+
+int file_read_if_there(const char *dir, const char *name, size_t max, struct text *t, struct ds_err *err)
+{
+	return read_from(dir, name, max, true, t, err);
 }

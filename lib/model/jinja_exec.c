@@ -1,8 +1,8 @@
 /* Running statements, calls, and the rendering as a whole. */
 #include <string.h>
 
+#include "base/utf8.h"
 #include "model/jinja_impl.h"
-#include "model/tokenizer_utf8.h"
 
 static int print(struct jx *x, const char *p, size_t n)
 {

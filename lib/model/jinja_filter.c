@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "model/jinja_impl.h"
-#include "model/tokenizer_utf8.h"
 
 typedef int filter_fn(struct jx *x, struct jval v, const struct jargs *a, struct jval *out);
 

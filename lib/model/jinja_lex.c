@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "model/jinja_impl.h"
-#include "model/tokenizer_utf8.h"
 
 struct lex {
 	struct jx *x;

@@ -2,8 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "model/jinja_impl.h"
-#include "model/tokenizer_utf8.h"
 
 /* ---- arguments ---- */
 

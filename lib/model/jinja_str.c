@@ -3,8 +3,8 @@
 #include <string.h>
 #include <wctype.h>
 
+#include "base/utf8.h"
 #include "model/jinja_impl.h"
-#include "model/tokenizer_utf8.h"
 
 static bool in_set(uint32_t c, const struct jstr *set)
 {

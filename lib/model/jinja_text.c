@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "model/jinja_impl.h"
-#include "model/tokenizer_utf8.h"
 
 /* The shortest digits that read back equal; an exponent from 1e16 up and below 1e-4; ".0" behind whole numbers. */
 void jfloat_text(double f, char dst[40])

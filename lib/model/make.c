@@ -344,12 +344,13 @@ static int copy_tokenizer(const struct maker *m)
 
 	for (size_t i = 0; i < ARRAY_LEN(names); i++) {
 		struct text t;
-		int rc = file_read(m->o->tokenizer, names[i], 1 << 28, &t, m->err);
+		/* only the first is needed */
+		int rc = (i ? file_read_if_there : file_read)(m->o->tokenizer, names[i], 1 << 28, &t, m->err);
 
-		if (rc == DS_NOINPUT && i > 0)
-			continue; /* only the first is needed */
 		if (rc)
 			return rc;
+		if (!t.p)
+			continue;
 		rc = write_text(m, names[i], t.p, t.n);
 		file_free(&t);
 		if (rc)

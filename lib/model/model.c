@@ -115,7 +115,7 @@ static int bind_scale(const struct binder *b, const struct ckpt_tensor *weight, 
 	struct ckpt_tensor *e = ckpt_find(b->m->files, name, (size_t)n);
 
 	m->scale_ld = (m->cols + FP8_BLOCK - 1) / FP8_BLOCK;
-	if (!e)
+	if (!e || !e->listed)
 		return refuse(b, weight, "is F8_E4M3, but '%s' is missing", name);
 	e->used = true;
 	if (e->t->type != DT_F32)
@@ -173,6 +173,59 @@ static int bind_weight(void *arg, const struct weight *w)
 	return w->kind == WEIGHT_BIAS ? bind_bias(b, e, w) : bind_matrix(b, e, w);
 }
 
+/* The engine packs what goes into gate and up once, and once for all experts of a layer: their types agree. */
+static int same_type(const struct binder *b, const struct mat *m, const struct mat *as, const char *name,
+	const char *other)
+{
+	const struct ckpt_tensor *e;
+
+	if (m->type == as->type)
+		return 0;
+	e = ckpt_find(b->m->files, name, strlen(name));
+	return refuse(b, e, "is %s, but '%s' is %s; one type is wanted for both", dtype_name(m->type), other,
+		dtype_name(as->type));
+}
+
+/* An FFN: gate and up; and, beside another of the layer, gate and gate, down and down. */
+static int check_ffn(const struct binder *b, const struct ffn *f, const char *prefix, const struct ffn *as,
+	const char *as_prefix)
+{
+	char gate[128], up[128], other[128];
+	int rc;
+
+	snprintf(gate, sizeof gate, "%s.gate_proj.weight", prefix);
+	snprintf(up, sizeof up, "%s.up_proj.weight", prefix);
+	rc = same_type(b, &f->up, &f->gate, up, gate);
+	if (rc || !as)
+		return rc;
+	snprintf(other, sizeof other, "%s.gate_proj.weight", as_prefix);
+	rc = same_type(b, &f->gate, &as->gate, gate, other);
+	if (rc)
+		return rc;
+	snprintf(up, sizeof up, "%s.down_proj.weight", prefix);
+	snprintf(other, sizeof other, "%s.down_proj.weight", as_prefix);
+	return same_type(b, &f->down, &as->down, up, other);
+}
+
+static int check_layer(const struct binder *b, const struct layer *l, size_t i)
+{
+	char prefix[64], first[64];
+	int rc = 0;
+
+	snprintf(prefix, sizeof prefix, "model.layers.%zu.mlp", i);
+	if (!l->moe)
+		return check_ffn(b, &l->dense, prefix, NULL, NULL);
+	snprintf(prefix, sizeof prefix, "model.layers.%zu.mlp.shared_experts", i);
+	if (b->m->config.shared)
+		rc = check_ffn(b, &l->shared, prefix, NULL, NULL);
+	snprintf(first, sizeof first, "model.layers.%zu.mlp.experts.0", i);
+	for (size_t e = 0; !rc && e < b->m->config.experts; e++) {
+		snprintf(prefix, sizeof prefix, "model.layers.%zu.mlp.experts.%zu", i, e);
+		rc = check_ffn(b, &l->experts[e], prefix, e ? l->experts : NULL, first);
+	}
+	return rc;
+}
+
 /* MTP layers whose tensors the files have: a checkpoint may have been stored without them. */
 static size_t count_mtp(const struct checkpoint *c, const struct config *cfg)
 {
@@ -194,6 +247,10 @@ static int bind_all(struct model *m, struct ds_err *err)
 	struct binder b = { m, err };
 	int rc = layout_walk(m, bind_weight, &b);
 
+	for (size_t i = 0; !rc && i < m->config.layers; i++)
+		rc = check_layer(&b, &m->layers[i], i);
+	for (size_t i = 0; !rc && i < m->mtp_count; i++)
+		rc = check_layer(&b, &m->mtp[i].layer, m->config.layers + i);
 	if (rc)
 		return rc;
 	if (m->config.tie_embeddings)

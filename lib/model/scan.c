@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "base/utf8.h"
+
 void scan_init(struct scan *s, const char *text, size_t n)
 {
 	s->p = s->start = text;
@@ -56,26 +58,6 @@ bool scan_finish(struct scan *s)
 	return s->p == s->end || scan_fail(s, "something follows the JSON value");
 }
 
-/* Bytes of the UTF-8 character at p, 0 if it is none (RFC 3629: no overlong forms, no surrogates, at most U+10FFFF). */
-static size_t utf8_length(const unsigned char *p, size_t left)
-{
-	size_t n = p[0] < 0x80		      ? 1
-		: p[0] >= 0xc2 && p[0] < 0xe0 ? 2
-		: p[0] >= 0xe0 && p[0] < 0xf0 ? 3
-		: p[0] >= 0xf0 && p[0] < 0xf5 ? 4
-					      : 0;
-
-	if (!n || n > left)
-		return 0;
-	for (size_t i = 1; i < n; i++)
-		if ((p[i] & 0xc0) != 0x80)
-			return 0;
-	if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] >= 0xa0) || (p[0] == 0xf0 && p[1] < 0x90) ||
-	    (p[0] == 0xf4 && p[1] >= 0x90))
-		return 0;
-	return n;
-}
-
 static bool escape(struct scan *s)
 {
 	size_t left = (size_t)(s->end - s->p);
@@ -117,7 +99,7 @@ static bool string_rest(struct scan *s, bool escapes)
 				return false;
 			continue;
 		}
-		n = c < 0x80 ? 1 : utf8_length((const unsigned char *)s->p, (size_t)(s->end - s->p));
+		n = utf8_char(s->p, (size_t)(s->end - s->p));
 		if (!n)
 			return scan_fail(s, "invalid UTF-8 in a string");
 		s->p += n;

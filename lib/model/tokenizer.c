@@ -1,4 +1,5 @@
 /* tokenizer.json: what is read, what is refused, and encoding. */
+#include "base/utf8.h"
 #include "model/tokenizer.h"
 
 #include <stdio.h>
@@ -6,8 +7,8 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "model/file.h"
 #include "model/tokenizer_impl.h"
-#include "model/tokenizer_utf8.h"
 
 #define NO_ID UINT32_MAX
 enum { TOKENIZER_MAX_FILE = 128 << 20 };
@@ -66,7 +67,6 @@ int64_t tokenizer_id(const struct tokenizer *t, const char *token)
 
 size_t tokenizer_vocab(const struct tokenizer *t) { return t->n; }
 int64_t tokenizer_bos(const struct tokenizer *t) { return t->bos; }
-int64_t tokenizer_eos(const struct tokenizer *t) { return t->eos; }
 bool tokenizer_adds_bos(const struct tokenizer *t) { return t->add_bos; }
 
 /* Byte-level BPE writes every byte as a printable character: printable Latin-1 as itself, the others from U+0100 on, in
@@ -426,7 +426,7 @@ int tokenizer_parse(struct tokenizer **out, const char *json, size_t n, const ch
 		free(t);
 		return err_nomem(err, sizeof(*t), "the tokenizer");
 	}
-	t->bos = t->eos = -1;
+	t->bos = -1;
 	root = json_loadb(json, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &why);
 	if (root)
 		rc = read_root(t, root, err);
@@ -443,19 +443,15 @@ int tokenizer_parse(struct tokenizer **out, const char *json, size_t n, const ch
 
 int tokenizer_open(struct tokenizer **out, const char *dir, struct ds_err *err)
 {
-	struct buf path = { 0 };
-	char *text = NULL;
-	size_t n;
+	struct text f;
 	int rc;
 
 	*out = NULL;
-	buf_printf(&path, "%s/tokenizer.json", dir);
-	rc = path.nomem ? err_nomem(err, 64, "a path") : tokenizer_read_file(path.p, TOKENIZER_MAX_FILE, false, &text,
-		&n, err);
-	if (!rc)
-		rc = tokenizer_parse(out, text, n, path.p, err);
-	free(text);
-	buf_free(&path);
+	rc = file_read(dir, "tokenizer.json", TOKENIZER_MAX_FILE, &f, err);
+	if (rc)
+		return rc;
+	rc = tokenizer_parse(out, f.p, f.n, f.path, err);
+	file_free(&f);
 	if (!rc)
 		rc = tokenizer_config_load(*out, dir, err);
 	if (rc) {

@@ -28,7 +28,6 @@ int tokenizer_encode(struct tokenizer *t, const char *text, size_t n, struct ids
 size_t tokenizer_vocab(const struct tokenizer *t);         /* highest id + 1 */
 int64_t tokenizer_id(const struct tokenizer *t, const char *token); /* of an added or base token by its content, -1 */
 int64_t tokenizer_bos(const struct tokenizer *t);          /* -1: none; from tokenizer_config.json */
-int64_t tokenizer_eos(const struct tokenizer *t);
 bool tokenizer_adds_bos(const struct tokenizer *t);
 
 /* Decoding: the bytes of one id (special: also those of special tokens, else empty).  False for an id it does not have.
@@ -36,18 +35,16 @@ bool tokenizer_adds_bos(const struct tokenizer *t);
 bool tokenizer_bytes(const struct tokenizer *t, uint32_t id, bool special, const char **p, size_t *n);
 
 /* A stream decoder that never splits a UTF-8 character: bytes of an unfinished one wait for the next id; what can never
- * become one turns into U+FFFD. */
+ * become one turns into U+FFFD, and so does an id that has no text: a model's vocabulary may be larger than its
+ * tokenizer.  Fails without memory only. */
 struct detok { char pending[4]; size_t n; bool special; };
 int detok_add(struct detok *d, const struct tokenizer *t, uint32_t id, struct buf *out, struct ds_err *err);
 void detok_end(struct detok *d, struct buf *out); /* what still waits, as U+FFFD */
 
 /* messages: a JSON array of {"role", "content", ...} (jansson's json_t, as void *); renders the model's own template.
- * DS_DATA where the template refuses, DS_CONFIG where the model has none. */
-int chat_render(const struct tokenizer *t, const void *messages, bool add_generation_prompt, struct buf *out,
-	struct ds_err *err);
-/* As above with further variables for the template (a JSON object, e.g. {"thinking": true}), or NULL. */
-int chat_render_with(const struct tokenizer *t, const void *messages, bool add_generation_prompt,
-	const void *variables, struct buf *out,
-	struct ds_err *err);
+ * variables: further ones for the template (a JSON object, e.g. {"thinking": true}), or NULL.  DS_DATA where the
+ * template refuses, DS_CONFIG where the model has none. */
+int chat_render(const struct tokenizer *t, const void *messages, bool add_generation_prompt, const void *variables,
+	struct buf *out, struct ds_err *err);
 
 #endif

@@ -1,61 +1,14 @@
 /* tokenizer_config.json: which token begins and ends, and the chat template. */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "base/utf8.h"
+#include "model/file.h"
 #include "model/tokenizer_impl.h"
-#include "model/tokenizer_utf8.h"
 
 enum { CONFIG_MAX_FILE = 32 << 20, TEMPLATE_MAX_FILE = 1 << 20 };
 
 const char *const tokenizer_special_names[4] = { "bos_token", "eos_token", "pad_token", "unk_token" };
-
-static int read_all(int fd, const char *path, size_t max, char **text, size_t *n, struct ds_err *err)
-{
-	struct buf b = { 0 };
-	char chunk[65536];
-	ssize_t got;
-
-	while ((got = read(fd, chunk, sizeof(chunk))) != 0) {
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got < 0) {
-			buf_free(&b);
-			return err_errno(err, DS_IO, "cannot read '%s'", path);
-		}
-		buf_add(&b, chunk, (size_t)got);
-		if (b.nomem || b.len > max) {
-			bool nomem = b.nomem;
-			buf_free(&b);
-			return nomem ? err_nomem(err, b.len, path) : err_set(err, DS_DATA, "'%s' is over %zu bytes",
-				path, max);
-		}
-	}
-	buf_add(&b, "", 0);
-	if (!b.p)
-		b.p = strdup("");
-	*text = b.p;
-	*n = b.len;
-	return b.p ? 0 : err_nomem(err, 1, path);
-}
-
-int tokenizer_read_file(const char *path, size_t max, bool optional, char **text, size_t *n, struct ds_err *err)
-{
-	int fd = open(path, O_RDONLY | O_CLOEXEC), rc;
-
-	*text = NULL;
-	*n = 0;
-	if (fd < 0 && optional && errno == ENOENT)
-		return 0;
-	if (fd < 0)
-		return err_errno(err, DS_NOINPUT, "cannot open '%s'", path);
-	rc = read_all(fd, path, max, text, n, err);
-	close(fd);
-	return rc;
-}
 
 /* "text", {"content": "text"} or null */
 static int read_special(struct tokenizer *t, const json_t *v, size_t i, const char *path, struct ds_err *err)
@@ -83,9 +36,8 @@ static int read_add_bos(struct tokenizer *t, const json_t *root, const char *pat
 		return err_set(err, DS_DATA, "'%s': 'add_eos_token' is set: a prompt that is ended cannot be "
 			"continued", path);
 	t->bos = t->special[0] ? tokenizer_id(t, t->special[0]) : -1;
-	t->eos = t->special[1] ? tokenizer_id(t, t->special[1]) : -1;
 	for (size_t i = 0; i < 2; i++)
-		if (t->special[i] && (i ? t->eos : t->bos) < 0)
+		if (t->special[i] && tokenizer_id(t, t->special[i]) < 0)
 			return err_set(err, DS_DATA, "'%s': '%s' is '%s', which is not in the vocabulary", path,
 				tokenizer_special_names[i], t->special[i]);
 	if (t->add_bos && t->bos < 0)
@@ -146,37 +98,32 @@ static int read_config(struct tokenizer *t, const char *text, size_t n, const ch
 }
 
 /* A template in a file of its own goes before the one in tokenizer_config.json. */
-static int read_template_file(struct tokenizer *t, const char *path, struct ds_err *err)
+static int read_template_file(struct tokenizer *t, const char *dir, struct ds_err *err)
 {
-	char *text;
-	size_t n, bad;
-	int rc = tokenizer_read_file(path, TEMPLATE_MAX_FILE, true, &text, &n, err);
+	struct text f;
+	size_t bad;
+	int rc = file_read_if_there(dir, "chat_template.jinja", TEMPLATE_MAX_FILE, &f, err);
 
-	if (!rc && text && !utf8_valid(text, n, &bad))
-		rc = err_set(err, DS_DATA, "'%s' is not UTF-8 at offset %zu", path, bad);
-	if (!rc && text)
-		rc = set_template(t, text, n, err);
-	free(text);
+	if (rc || !f.p)
+		return rc;
+	if (utf8_valid(f.p, f.n, &bad))
+		rc = set_template(t, f.p, f.n, err);
+	else
+		rc = err_set(err, DS_DATA, "'%s' is not UTF-8 at offset %zu", f.path, bad);
+	file_free(&f);
 	return rc;
 }
 
 int tokenizer_config_load(struct tokenizer *t, const char *dir, struct ds_err *err)
 {
-	struct buf path = { 0 };
-	char *text = NULL;
-	size_t n;
-	int rc;
+	struct text f;
+	int rc = read_template_file(t, dir, err);
 
-	buf_printf(&path, "%s/chat_template.jinja", dir);
-	rc = path.nomem ? err_nomem(err, 64, "a path") : read_template_file(t, path.p, err);
-	path.len = 0;
-	buf_printf(&path, "%s/tokenizer_config.json", dir);
 	if (!rc)
-		rc = path.nomem ? err_nomem(err, 64, "a path") : tokenizer_read_file(path.p, CONFIG_MAX_FILE, true,
-			&text, &n, err);
-	if (!rc && text)
-		rc = read_config(t, text, n, path.p, err);
-	free(text);
-	buf_free(&path);
+		rc = file_read_if_there(dir, "tokenizer_config.json", CONFIG_MAX_FILE, &f, err);
+	if (rc || !f.p)
+		return rc;
+	rc = read_config(t, f.p, f.n, f.path, err);
+	file_free(&f);
 	return rc;
 }

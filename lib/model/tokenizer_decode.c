@@ -1,8 +1,8 @@
 /* From ids to text. */
 #include <string.h>
 
+#include "base/utf8.h"
 #include "model/tokenizer_impl.h"
-#include "model/tokenizer_utf8.h"
 
 bool tokenizer_bytes(const struct tokenizer *t, uint32_t id, bool special, const char **p, size_t *n)
 {
@@ -52,21 +52,24 @@ static void add_byte(struct detok *d, char c, struct buf *out)
 	}
 }
 
-int detok_add(struct detok *d, const struct tokenizer *t, uint32_t id, struct buf *out, struct ds_err *err)
-{
-	const char *p;
-	size_t n;
-
-	if (!tokenizer_bytes(t, id, d->special, &p, &n))
-		return err_set(err, DS_DATA, "token %u is not in the vocabulary of '%s'", id, t->name);
-	for (size_t i = 0; i < n; i++)
-		add_byte(d, p[i], out);
-	return out->nomem ? err_nomem(err, n, "text") : 0;
-}
-
 void detok_end(struct detok *d, struct buf *out)
 {
 	if (d->n)
 		add_bad(out);
 	d->n = 0;
+}
+
+int detok_add(struct detok *d, const struct tokenizer *t, uint32_t id, struct buf *out, struct ds_err *err)
+{
+	const char *p;
+	size_t n;
+
+	if (!tokenizer_bytes(t, id, d->special, &p, &n)) {
+		detok_end(d, out);
+		add_bad(out);
+		n = 0;
+	}
+	for (size_t i = 0; i < n; i++)
+		add_byte(d, p[i], out);
+	return out->nomem ? err_nomem(err, n, "text") : 0;
 }

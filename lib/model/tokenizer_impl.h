@@ -70,7 +70,7 @@ struct tokenizer {
 	struct pre *pre;
 	struct bpe_work work;
 	/* tokenizer_config.json */
-	int64_t bos, eos;
+	int64_t bos;
 	bool add_bos;
 	char *special[4];          /* bos_token, eos_token, pad_token, unk_token; NULL: none */
 	char *chat_template;       /* NULL: none */
@@ -82,8 +82,5 @@ extern const char *const tokenizer_special_names[4];
 
 /* tokenizer_config.json and chat_template.jinja of dir, where there are any (tokenizer_config.c). */
 int tokenizer_config_load(struct tokenizer *t, const char *dir, struct ds_err *err);
-/* Reads a whole file of at most max bytes; DS_NOINPUT, DS_DATA; *text is malloc'ed, NUL-terminated.  Absent and
- * `optional`: 0 and *text NULL. */
-int tokenizer_read_file(const char *path, size_t max, bool optional, char **text, size_t *n, struct ds_err *err);
 
 #endif

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "model/tokenizer_impl.h"
-#include "model/tokenizer_utf8.h"
 
 struct split { pcre2_code *code; pcre2_match_data *md; };
 

@@ -23,6 +23,7 @@ struct answer {
 	double *logprobs;        /* [ids.n], once one came */
 	size_t logprob_cap;
 	uint64_t tokens;
+	struct ds_err *failed;   /* said already: what still comes is passed over, DONE or ERROR ends it */
 	bool finished;
 };
 
@@ -82,6 +83,7 @@ static void answer_free(struct decode *d, struct answer *a)
 	buf_free(&a->text);
 	ids_free(&a->ids);
 	free(a->logprobs);
+	free(a->failed);
 	free(a);
 }
 
@@ -246,27 +248,62 @@ static int add_token(struct decode *d, struct answer *a, const struct token *t, 
 	return ids_add(&a->ids, t->id) ? 0 : err_nomem(err, 64, "token ids");
 }
 
-static int fail(struct decode *d, struct source *src, struct answer *a, const char *id, struct ds_err *why)
+/* On stderr, and in the exit status. */
+static void say(struct source *src, const struct answer *a, const char *id, const struct ds_err *why)
 {
-	struct error_message m = { .code = (uint64_t)why->code };
+	struct ds_err named = *why;
 
-	snprintf(m.text, sizeof(m.text), "%s", why->text);
-	err_prefix(why, "request '%s'", id);
-	stage_error(src, a->stream, false, why);
+	err_prefix(&named, "request '%s'", id);
+	stage_error(src, a->stream, false, &named);
+}
+
+static void error_of(const struct ds_err *why, struct error_message *m)
+{
+	memset(m, 0, sizeof(*m));
+	if (!why)
+		return;
+	m->code = (uint64_t)why->code;
+	snprintf(m->text, sizeof(m->text), "%s", why->text);
+}
+
+static int finish_failed(struct decode *d, struct source *src, struct answer *a, const char *id,
+	const struct ds_err *why)
+{
+	struct error_message m;
+
+	error_of(why, &m);
 	return finish(d, src, a, id, NULL, &m);
+}
+
+static int fail(struct decode *d, struct source *src, struct answer *a, const char *id, const struct ds_err *why)
+{
+	say(src, a, id, why);
+	return finish_failed(d, src, a, id, why);
+}
+
+/* A token that the model cannot have made: its request has failed, though more of it will come. */
+static int bad_token(struct source *src, struct answer *a, const struct token *t, uint64_t vocab, struct ds_err *err)
+{
+	char id[REQUEST_ID_MAX + 1];
+
+	a->failed = mem_calloc(1, sizeof(*a->failed));
+	if (!a->failed)
+		return err_nomem(err, sizeof(*a->failed), "an answer");
+	err_set(a->failed, DS_DATA, "token %llu: id %u is not below %llu, the model's vocabulary",
+		(unsigned long long)t->index, t->id, (unsigned long long)vocab);
+	name_of(NULL, a->stream, id);
+	say(src, a, id, a->failed);
+	return 0;
 }
 
 static int on_token(struct decode *d, struct source *src, const struct frame *f, struct ds_err *err)
 {
+	uint64_t vocab = d->vocab ? d->vocab : d->x->vocab;
 	struct answer *a;
 	struct token t;
 
 	if (token_get(f, &t, err))
 		return err->code;
-	if (d->vocab && t.id >= d->vocab)
-		return err_set(err, DS_DATA, "frame %llu (token): id %u is not below %llu, the vocabulary that the "
-			"stream states",
-			(unsigned long long)f->number, t.id, (unsigned long long)d->vocab);
 	a = begin(d, src, f->stream, err);
 	if (!a)
 		return err->code;
@@ -275,6 +312,10 @@ static int on_token(struct decode *d, struct source *src, const struct frame *f,
 			(unsigned long long)f->number,
 			(unsigned long long)f->stream, (unsigned long long)t.index, (unsigned long long)a->tokens);
 	a->tokens++;
+	if (a->failed)
+		return 0;
+	if (vocab && t.id >= vocab)
+		return bad_token(src, a, &t, vocab, err);
 	if (add_token(d, a, &t, err))
 		return err_prefix(err, "frame %llu (token)", (unsigned long long)f->number);
 	return d->x->o->jsonl ? 0 : advance(d, src);
@@ -291,6 +332,8 @@ static int on_done(struct decode *d, struct source *src, const struct frame *f, 
 	a = begin(d, src, f->stream, err);
 	if (!a)
 		return err->code;
+	if (a->failed)
+		return finish_failed(d, src, a, done.id, a->failed);
 	if (done.usage.completion != a->tokens) {
 		err_set(&why, DS_DATA, "%llu tokens came, %llu were made", (unsigned long long)a->tokens,
 			(unsigned long long)done.usage.completion);
@@ -314,6 +357,8 @@ static int on_error(struct decode *d, struct source *src, const struct frame *f,
 	if (!a)
 		return err->code;
 	name_of(f, f->stream, id);
+	if (a->failed)
+		return finish_failed(d, src, a, id, a->failed);
 	if (d->connect) /* the stage has said it, and remembers the code */
 		return finish(d, src, a, id, NULL, &m);
 	err_set(&why, (int)m.code, "%s", m.text);
@@ -330,6 +375,7 @@ static int decode_frame(void *ctx, struct source *src, struct frame *f, struct d
 	case FRAME_TOKEN: rc = on_token(d, src, f, err); break;
 	case FRAME_DONE:  rc = on_done(d, src, f, err); break;
 	case FRAME_ERROR: rc = on_error(d, src, f, err); break;
+	case FRAME_CANCEL: return 0; /* whoever makes the tokens has seen it and says what became of the request */
 	default:
 		if (d->connect && (f->type == FRAME_REQUEST || f->type == FRAME_KV || f->type == FRAME_PREFILLED))
 			return stage_forward(src, f);
@@ -361,6 +407,7 @@ static void decode_gone(void *ctx, struct source *src, bool complete)
 {
 	struct decode *d = ctx;
 	char id[REQUEST_ID_MAX + 1];
+	struct error_message m;
 	struct answer *a;
 
 	(void)complete;
@@ -368,7 +415,8 @@ static void decode_gone(void *ctx, struct source *src, bool complete)
 		if (!a->finished) {
 			if (d->x->o->jsonl) {
 				name_of(NULL, a->stream, id);
-				write_json(src, a, id, NULL, NULL);
+				error_of(a->failed, &m);
+				write_json(src, a, id, NULL, a->failed ? &m : NULL);
 				a->text.len = 0;
 			} else {
 				finish_text(a);

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/time.h"
-#include "model/tokenizer_utf8.h"
+#include "base/utf8.h"
 #include "serve/token.h"
 
 enum { LINE_MAX_BYTES = 256 << 20 };
@@ -17,6 +17,7 @@ struct seen { uint64_t *v; size_t n, cap; };
 struct encode {
 	struct tokenizing *x;
 	struct buf text;           /* of a line, or of everything, that is not complete */
+	size_t scanned;            /* so much of it is known to hold no newline */
 	size_t count;              /* requests so far */
 	char prefix[40];           /* what ids begin with if nothing else is said */
 	struct ids ids;
@@ -77,8 +78,8 @@ static int send_request(struct encode *e, struct source *src, uint64_t stream, c
 	return stage_send(src, FRAME_REQUEST, stream, e->meta, &iov, 1, true);
 }
 
-/* A seed for a request that names none.  It is in the frame, so that a capture gives the same answer again; 53 bits pass through every
- * JSON reader.  Where nothing is drawn it stays 0, so that the same text makes the same bytes. */
+/* A seed for a request that names none.  It is in the frame, so that a capture gives the same answer again; 53 bits
+ * pass through every JSON reader.  Where nothing is drawn it stays 0, so that the same text makes the same bytes. */
 static int choose_seed(struct sampling *s, struct ds_err *err)
 {
 	if (s->seed != TOKEN_NO_SEED)
@@ -140,16 +141,16 @@ static int encode_line(struct encode *e, struct source *src, const char *p, size
 	return encode_one(e, src, p, n, err);
 }
 
-/* Every complete line of what came; what remains waits in e->text. */
+/* Every complete line of what came; what remains waits in e->text, and is not looked through again. */
 static int encode_lines(struct encode *e, struct source *src, bool eof, struct ds_err *err)
 {
-	size_t done = 0;
+	size_t done = 0, at = e->scanned;
 	const char *nl;
 
-	while (done < e->text.len && (nl = memchr(e->text.p + done, '\n', e->text.len - done))) {
+	while (at < e->text.len && (nl = memchr(e->text.p + at, '\n', e->text.len - at))) {
 		if (encode_line(e, src, e->text.p + done, (size_t)(nl - e->text.p) - done, err))
 			return err->code;
-		done = (size_t)(nl - e->text.p) + 1;
+		at = done = (size_t)(nl - e->text.p) + 1;
 	}
 	if (eof && done < e->text.len && encode_line(e, src, e->text.p + done, e->text.len - done, err))
 		return err->code;
@@ -157,6 +158,7 @@ static int encode_lines(struct encode *e, struct source *src, bool eof, struct d
 		memmove(e->text.p, e->text.p + done, e->text.len - done);
 		e->text.len -= done;
 	}
+	e->scanned = e->text.len;
 	return 0;
 }
 
@@ -297,6 +299,8 @@ int token_encode(struct tokenizing *x, const struct stage_config *stage, struct 
 	if (o->id && (!*o->id || strlen(o->id) > REQUEST_ID_MAX - (o->lines || o->jsonl ? 20 : 0)))
 		return err_set(err, DS_USAGE, "--id: not a text of 1 to %d bytes (44 where numbers follow)",
 			REQUEST_ID_MAX);
+	if (o->id && !utf8_valid(o->id, strlen(o->id), NULL))
+		return err_set(err, DS_USAGE, "--id: not UTF-8");
 	return run(x, stage, &encode_ops, err);
 }
 

@@ -265,7 +265,7 @@ static int render(struct parsed *p, struct buf *out)
 	messages = with_system(p, p->messages);
 	if (!messages)
 		return err_set(p->err, DS_DATA, "the system prompt is not UTF-8");
-	rc = chat_render_with(p->x->t, messages, !p->no_generation_prompt, p->vars, out, p->err);
+	rc = chat_render(p->x->t, messages, !p->no_generation_prompt, p->vars, out, p->err);
 	json_decref(messages);
 	return rc;
 }

@@ -57,11 +57,10 @@ static int set_defaults(struct tokenizing *x, struct ds_err *err)
 static int read_vocab(struct tokenizing *x, struct ds_err *err)
 {
 	struct config c;
-	int rc = config_load(x->o->model, &c, err);
+	bool there;
+	int rc = config_load_if_there(x->o->model, &c, &there, err);
 
-	if (rc == DS_NOINPUT)
-		return 0;
-	if (rc)
+	if (rc || !there)
 		return rc;
 	x->vocab = c.vocab;
 	if (tokenizer_vocab(x->t) > c.vocab)
@@ -113,7 +112,7 @@ int token_render_text(struct tokenizing *x, const char *text, size_t n, struct b
 	else if (json_array_append_new(messages, message("user", text, n)))
 		rc = err_set(err, DS_DATA, "text is not UTF-8");
 	if (!rc)
-		rc = chat_render_with(x->t, messages, true, x->vars, out, err);
+		rc = chat_render(x->t, messages, true, x->vars, out, err);
 	json_decref(messages);
 	return rc;
 }

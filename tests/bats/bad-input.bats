@@ -93,6 +93,39 @@ weights_refused() {
 	refused 65 '' ds-prefill -m "$BAD" <request
 }
 
+@test "weights of several types where the engine takes one: 65 and both names" {
+	local e=model.layers.1.mlp.experts
+	checkpoint "bf16:$e.3.up_proj.weight"
+	weights_refused "tensor '$e.3.up_proj.weight' is BF16, but '$e.3.gate_proj.weight' is F8_E4M3"
+	checkpoint "bf16:$e.0."
+	weights_refused "tensor '$e.1.gate_proj.weight' is F8_E4M3, but '$e.0.gate_proj.weight' is BF16"
+	checkpoint "bf16:$e.5.down_proj.weight"
+	weights_refused "tensor '$e.5.down_proj.weight' is BF16, but '$e.0.down_proj.weight' is F8_E4M3"
+	checkpoint bf16:shared_experts.gate_proj.weight
+	weights_refused "shared_experts.up_proj.weight' is F8_E4M3, but"
+	checkpoint bf16:mlp.experts
+	limited ds-model verify "$BAD"
+	limited ds-prefill -m "$BAD" <request | limited ds-decode -m "$BAD" | "$PYTHON" "$DSF" tokens - | has ' done '
+}
+
+@test "a scale that the index does not list: 65 and its name" {
+	checkpoint "unlist:${Q_A}_scale_inv"
+	weights_refused "'${Q_A}_scale_inv' is missing"
+}
+
+@test "a FIFO or a directory in place of a model's file: 66 and its name, and no wait for a writer" {
+	local f
+	for f in tokenizer.json tokenizer_config.json chat_template.jinja config.json; do
+		for make in mkfifo mkdir; do
+			checkpoint
+			rm -f "$BAD/$f"
+			"$make" "$BAD/$f"
+			refused 66 "$f': not a regular file" ds-token -m "$BAD" encode --chat <<<'x'
+			refused 66 "$f': not a regular file" ds-token -m "$BAD" decode <token
+		done
+	done
+}
+
 @test "values of config.json that change the mathematics are refused by name where they are unknown or missing" {
 	for edit in 'scoring_func:"tanh"' 'scoring_func' 'topk_method:"other"' 'rope_scaling:{"type":"linear","factor":2}' \
 		'hidden_size:"big"' 'num_hidden_layers:-1' 'n_routed_experts:1e30' 'quantization_config:{"quant_method":"int4"}' \

@@ -7,6 +7,8 @@ Files that no edit touches become symbolic links.  Edits, where NAME is a tensor
     shape:NAME:1,2        declared as another shape
     offset:NAME:BYTES     its data declared to lie elsewhere by so much
     nan:NAME              its first element is NaN
+    unlist:NAME           left out of the index only
+    bf16:PART             all F8_E4M3 tensors with PART in their names made BF16, all 0.0117
     truncate:FILE:BYTES   the file cut so much shorter
     config:KEY:JSON       a key of config.json ("" removes it)
 """
@@ -30,6 +32,21 @@ def write_shard(path, header, data):
     os.unlink(path)
     with open(path, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def widen(path, part):
+    header, data = read_shard(path)
+    out = bytearray()
+    for name, entry in sorted(header.items(), key=lambda e: e[1].get("data_offsets", [0])[0]):
+        if name == "__metadata__":
+            continue
+        lo, hi = entry["data_offsets"]
+        chunk = data[lo:hi]
+        if part in name and entry["dtype"] == "F8_E4M3":
+            entry["dtype"], chunk = "BF16", b"\x40\x3c" * len(chunk)
+        entry["data_offsets"] = [len(out), len(out) + len(chunk)]
+        out += chunk
+    write_shard(path, header, out)
 
 
 def replace(path, text):
@@ -83,6 +100,14 @@ def main():
             data = open(path, "rb").read()
             os.unlink(path)
             open(path, "wb").write(data[:-int(value)])
+        elif what == "unlist":
+            path = os.path.join(to, "model.safetensors.index.json")
+            table = json.load(open(path))
+            del table["weight_map"][name]
+            replace(path, json.dumps(table))
+        elif what == "bf16":
+            for shard in sorted(f for f in os.listdir(to) if f.endswith(".safetensors")):
+                widen(os.path.join(to, shard), name)
         elif what == "config":
             path = os.path.join(to, "config.json")
             config = json.load(open(path))

@@ -31,7 +31,7 @@ for kind, flags, stream, seq, meta, data in dsf.read_frames("-"):
 ' "$DS_ROOT/tests/bats"
 }
 
-# answers: a stream of token frames made of JSON lines: {"id", "token": [ids]...}, {"id", "done": reason, "n": N}, {"id", "error": text, "code": N}, {"cut": true}
+# answers: a stream of token frames made of JSON lines: {"id", "token": [ids]...}, {"id", "done": reason, "n": N}, {"id", "error": text, "code": N}, {"id", "cancel": true}, {"cut": true}
 answers() {
 	"$PYTHON" -c '
 import json, sys
@@ -53,6 +53,8 @@ for o in lines:
         w.write(6, stream, {"id": o["id"], "finish_reason": o["done"], "usage": {"prompt": 3, "hit": 1, "miss": 2, "completion": o.get("n", at.get(o["id"], 0))}, "prefill_ns": 1, "decode_ns": 1})
     if "error" in o:
         w.write(7, stream, {"id": o["id"], "code": o.get("code", 65), "message": o["error"], "retryable": False})
+    if "cancel" in o:
+        w.write(8, stream, {})
     cut = cut or "cut" in o
 if not cut:
     w.write(15, 0, {"frames": w.seq, "bytes": w.bytes})
@@ -323,16 +325,76 @@ w.write(15, 0, {"frames": w.seq, "bytes": w.bytes})' "$DS_ROOT/tests/bats" >fram
 	grep -q '"text":"one","ids":\[.*\],"finish_reason":null' lines
 }
 
-@test "decode: tokens that are lost, unknown, or over the stated vocabulary: 65" {
+@test "decode: a token over the stated vocabulary fails its request, the others go on: 65" {
+	local status vocab one two
+	one=$(ids one) two=$(ids two)
+	printf '%s\n' "{\"id\": \"a\", \"token\": [$one, 1024, 5]}" "{\"id\": \"b\", \"token\": [$two]}" '{"id": "a", "token": [1025, 6], "done": "stop"}' \
+		'{"id": "b", "done": "stop"}' >lines
+	for vocab in '' 1024; do # the model's config.json states it, or the stream
+		# shellcheck disable=SC2086 # nothing, where it is empty
+		answers $vocab <lines >frames
+		status=0
+		token decode <frames >text 2>err || status=$?
+		check_refusal 65 'id 1024 is not below 1024' "$status" err 'a token over the vocabulary'
+		printf 'one\ntwo\n' | cmp - text
+		status=0
+		token decode --jsonl <frames >out 2>err || status=$?
+		check_refusal 65 'id 1024 is not below 1024' "$status" err 'a token over the vocabulary'
+		run -0 "$PYTHON" -c '
+import json
+a, b = map(json.loads, open("out"))
+assert a["id"] == "a" and a["text"] == "one" and a["finish_reason"] == "error" and a["error"]["code"] == 65, a
+assert b["id"] == "b" and b["text"] == "two" and b["finish_reason"] == "stop", b'
+	done
+}
+
+@test "decode: a token below the stated vocabulary that the tokenizer has no text for is U+FFFD" {
+	mkdir large
+	cp "$DS_MODEL/tokenizer.json" "$DS_MODEL/tokenizer_config.json" large
+	sed 's/"vocab_size": *1024/"vocab_size": 1280/' "$DS_MODEL/config.json" >large/config.json
+	printf '{"id": "a", "token": [%s, 1024, 1279, %s], "done": "stop"}\n' "$(ids one)" "$(ids two)" >lines
+	answers 1280 <lines >frames
+	printf 'one\357\277\275\357\277\275two\n' | cmp - <(token decode <frames)
+	printf 'one\357\277\275\357\277\275two\n' | cmp - <(limited ds-token -m large decode <frames)
+	answers <lines | limited ds-token -m large decode | cmp - <(token decode <frames)
+	token decode --jsonl <frames | has '1024,1279.*"finish_reason":"stop"'
+	rm large/config.json # nothing states a vocabulary
+	answers <lines | limited ds-token -m large decode | cmp - <(token decode <frames)
+}
+
+@test "decode: a CANCEL in the stream is passed over" {
+	printf '%s\n' "{\"id\": \"a\", \"token\": [$(ids one)]}" '{"id": "z", "cancel": true}' '{"id": "a", "cancel": true}' '{"id": "a", "done": "cancelled"}' |
+		answers >frames
+	token decode <frames >text
+	echo one | cmp - text
+	token decode --jsonl <frames | has '"text":"one".*"finish_reason":"cancelled"'
+}
+
+@test "encode: ids that no frame can carry: 64 as an option, 65 for one line of JSON" {
+	local status=0
+	refused 64 '--id: not UTF-8' ds-token -m "$DS_MODEL" encode --id $'\xff' <<<x
+	refused 64 '--id: not UTF-8' ds-token -m "$DS_MODEL" encode --lines --id $'r\xc3' <<<x
+	refused 64 '--id' ds-token -m "$DS_MODEL" encode --id "$(printf '%065d' 0)" <<<x
+	for id in "\"$(printf '%065d' 0)\"" '""' '"a\u0000b"' 1.5 null '[]' '"\ud800"' $'"\xff"'; do
+		status=0
+		printf '%s\n' '{"prompt": "a"}' "{\"prompt\": \"b\", \"id\": $id}" '{"prompt": "c", "id": "last"}' | token encode --jsonl >frames 2>err || status=$?
+		check_refusal 65 'line 2: ' "$status" err "id $id"
+		[ "$("$PYTHON" "$DSF" types frames | paste -sd ' ')" = 'hello request error request end' ]
+	done
+}
+
+@test "encode: a line of 200 MB is looked through once" {
+	not_sanitized "200 MB"
+	run -0 bash -c "head -c 200000000 /dev/zero | tr '\\0' ' ' | timeout 20 ds-token -m '$DS_MODEL' encode --jsonl | '$PYTHON' '$DSF' types -"
+	assert_output $'hello\nend'
+}
+
+@test "decode: tokens that are lost: 65; a smaller vocabulary than the tokenizer's: 76" {
 	printf '%s\n' '{"id": "a", "token": [5, 6], "done": "stop", "n": 3}' | answers >frames
 	refused 65 '2 tokens came, 3 were made' ds-token -m "$DS_MODEL" decode <frames
 	printf '%s\n' '{"id": "a", "token": [5, 6, 7], "done": "stop"}' | answers >frames
 	"$PYTHON" "$DSF" set frames token index 5 >lost
 	refused 65 'token 5, 0 is due' ds-token -m "$DS_MODEL" decode <lost
-	printf '%s\n' '{"id": "a", "token": [5, 1024], "done": "stop"}' | answers >frames
-	refused 65 'token 1024 is not in the vocabulary' ds-token -m "$DS_MODEL" decode <frames
-	printf '%s\n' '{"id": "a", "token": [5, 1024], "done": "stop"}' | answers 1024 >frames
-	refused 65 'id 1024 is not below 1024' ds-token -m "$DS_MODEL" decode <frames
 	printf '%s\n' '{"id": "a", "token": [5], "done": "stop"}' | answers 1000 >frames
 	refused 76 'vocabulary of 1000' ds-token -m "$DS_MODEL" decode <frames
 }

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/utf8.h"
 #include "model/tokenizer.h"
-#include "model/tokenizer_utf8.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -55,7 +55,7 @@ static void check_chat_line(struct tokenizer *t, const json_t *c, size_t line)
 	struct ids ids = { 0 };
 	const json_t *want = json_object_get(c, "text");
 	int rc = chat_render(t, json_object_get(c, "messages"), json_is_true(json_object_get(c,
-		"add_generation_prompt")), &text, &err);
+		"add_generation_prompt")), NULL, &text, &err);
 
 	tap_ok(!rc && text.len == json_string_length(want) && !memcmp(text.p, json_string_value(want), text.len),
 		"line %zu: text %s", line, err.text);
@@ -104,7 +104,7 @@ static void check_render(const struct tokenizer *t, const char *messages, bool g
 	json_t *m = json_loads(messages, 0, NULL), *v = variables ? json_loads(variables, 0, NULL) : NULL;
 	struct ds_err err = { 0 };
 	struct buf text = { 0 };
-	int rc = chat_render_with(t, m, generate, v, &text, &err);
+	int rc = chat_render(t, m, generate, v, &text, &err);
 
 	tap_ok(!rc && text.p && !strcmp(text.p, want), "%s", what);
 	if (rc || !text.p || strcmp(text.p, want))
@@ -152,7 +152,8 @@ static void check_problems(struct tokenizer *t)
 		snprintf(id, sizeof(id), "%s%lld", json_string_value(v) ? json_string_value(v) : "",
 			(long long)json_integer_value(v));
 		lines++;
-		good += !chat_render(t, json_object_get(json_object_get(problems, id), "prompt"), true, &b, &err) &&
+		good += !chat_render(t, json_object_get(json_object_get(problems, id), "prompt"), true, NULL,
+			&b, &err) &&
 			!tokenizer_encode(t, b.p, b.len, &ids, &err) && same_ids(&ids,
 			json_object_get(c, "prompt_ids"));
 		buf_free(&b);
@@ -217,7 +218,7 @@ static void check_configs(void)
 			write_file(dir, "chat_template.jinja", cases[i].jinja);
 		rc = tokenizer_open(&t, dir, &err);
 		if (!rc)
-			rc = chat_render(t, m, true, &out, &err);
+			rc = chat_render(t, m, true, NULL, &out, &err);
 		tap_ok(rc == cases[i].code && (rc ? strstr(err.text, cases[i].want) != NULL : out.p &&
 			!strcmp(out.p, cases[i].want)),
 			"%s: %s", cases[i].config, rc ? err.text : out.p);

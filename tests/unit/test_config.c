@@ -171,6 +171,42 @@ static void test_wrong(void)
 		mutate(good[i].field, good[i].value, NULL);
 }
 
+/* The published codes differ on the weight of a single expert. */
+static void test_top_1(void)
+{
+	json_t *root = json_deep_copy(v3);
+	struct config c;
+	struct ds_err err = { 0, "" };
+
+	json_object_set_new(root, "num_experts_per_tok", json_integer(1));
+	tap_ok(load(root, &c, &err) == DS_DATA &&
+			strstr(err.text, "norm_topk_prob is true, want false where num_experts_per_tok is 1"),
+		"one normalised expert a token: refused: %s", err.text);
+	json_object_set_new(root, "norm_topk_prob", json_false());
+	tap_ok(load(root, &c, &err) == 0 && c.top_k == 1 && !c.norm_topk, "one expert a token, not normalised");
+	json_decref(root);
+}
+
+/* The dense width is needed where there is a dense layer. */
+static void test_dense_width(void)
+{
+	json_t *root = json_deep_copy(v3);
+	struct config c;
+	struct ds_err err = { 0, "" };
+
+	json_object_set_new(root, "first_k_dense_replace", json_integer(0));
+	tap_ok(load(root, &c, &err) == 0 && c.inter == 18432, "no dense layer, a width that is stated");
+	json_object_set_new(root, "intermediate_size", json_integer(0));
+	tap_ok(load(root, &c, &err) == DS_DATA && strstr(err.text, "intermediate_size is 0"),
+		"no dense layer, a wrong width: %s", err.text);
+	json_object_del(root, "intermediate_size");
+	tap_ok(load(root, &c, &err) == 0 && c.inter == 0, "no dense layer, no width");
+	json_object_set_new(root, "moe_layer_freq", json_integer(2));
+	tap_ok(load(root, &c, &err) == DS_DATA && strstr(err.text, "intermediate_size is missing"),
+		"every second layer dense, no width: %s", err.text);
+	json_decref(root);
+}
+
 static void refuse_text(const char *text, size_t n, const char *what)
 {
 	struct config c;
@@ -359,6 +395,8 @@ int main(void)
 	test_v3();
 	test_missing();
 	test_wrong();
+	test_top_1();
+	test_dense_width();
 	test_text();
 	test_rope();
 	test_scales();

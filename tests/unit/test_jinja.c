@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "base/time.h"
+#include "base/utf8.h"
 #include "model/jinja.h"
-#include "model/tokenizer_utf8.h"
 #include "tests/unit/tap.h"
 
 static void check_case(const json_t *c, const json_t *vars, size_t line)

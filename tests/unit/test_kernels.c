@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/random.h"
 #include "kernels/kernels.h"
+#include "normal.h"
 #include "tap.h"
 
 static const char *const sets[] = { "scalar", "avx2", "avx512f", "avx512bf16" };
@@ -26,7 +27,7 @@ static uint64_t draws;
 
 static float normal(void)
 {
-	return (float)random_normal(7, draws++);
+	return (float)normal_at(7, draws++);
 }
 
 /* ---- weights ---- */

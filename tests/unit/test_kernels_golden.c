@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/random.h"
 #include "kernels/kernels.h"
+#include "normal.h"
 #include "st.h"
 
 #define GOLDEN "tests/golden/unit/"
@@ -421,7 +422,7 @@ static void test_argmax(void)
 	bool ok = true;
 
 	for (size_t i = 0; i < COLS; i++)
-		x[i] = 5 * (float)random_normal(3, i);
+		x[i] = 5 * (float)normal_at(3, i);
 	for (size_t n = 1; n < COLS; n += 1 + n / 5) {
 		double part = 0;
 		size_t best = 0;
@@ -457,7 +458,7 @@ static void test_combine(void)
 	bool ok = true;
 
 	for (size_t i = 0; i < ROWS * TOP * COLS; i++)
-		x[i] = (float)random_normal(4, i);
+		x[i] = (float)normal_at(4, i);
 	for (size_t i = 0; i < ROWS * COLS; i++)
 		y[i] = (float)i;
 	for (size_t i = 0; i < ROWS * TOP; i++) {

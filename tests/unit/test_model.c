@@ -238,13 +238,61 @@ static void test_shapes(void)
 	refuse("shape of the bias", "e_score_correction_bias' has shape [64,1]");
 }
 
+/* gate and up of all routed experts of layer 1 */
+static void set_experts(const char *dtype, size_t size)
+{
+	for (size_t i = 0; i < entry_count; i++) {
+		const char *name = entries[i].name;
+
+		if (!strncmp(name, L1 "mlp.experts.", sizeof(L1 "mlp.experts.") - 1) &&
+			(strstr(name, ".gate_proj.weight") || strstr(name, ".up_proj.weight")) &&
+			!strstr(name, "scale"))
+			set_type(&entries[i], dtype, size);
+	}
+}
+
+/* What the engine packs once has one type. */
+static void test_mixed_types(void)
+{
+	static const struct {
+		const char *name, *dtype, *other;
+	} cases[] = {
+		{ EXPERT, "BF16", L1 "mlp.experts.5.gate_proj.weight" },
+		{ EXPERT, "F32", L1 "mlp.experts.5.gate_proj.weight" },
+		{ L1 "mlp.experts.7.down_proj.weight", "BF16", L1 "mlp.experts.0.down_proj.weight" },
+		{ L1 "mlp.shared_experts.up_proj.weight", "BF16", L1 "mlp.shared_experts.gate_proj.weight" },
+		{ "model.layers.0.mlp.up_proj.weight", "F16", "model.layers.0.mlp.gate_proj.weight" },
+		{ "model.layers.2.mlp.experts.1.up_proj.weight", "BF16",
+			"model.layers.2.mlp.experts.1.gate_proj.weight" },
+	};
+	char text[300];
+
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		set_type(entry(cases[i].name), cases[i].dtype, strcmp(cases[i].dtype, "F32") ? 2 : 4);
+		put_together();
+		snprintf(text, sizeof(text), "tensor '%s' is %s, but '%s' is F8_E4M3", cases[i].name, cases[i].dtype,
+			cases[i].other);
+		refuse("types that differ", text);
+	}
+	set_type(entry(EXPERT), "BF16", 2);
+	set_type(entry(L1 "mlp.experts.5.gate_proj.weight"), "BF16", 2);
+	put_together();
+	refuse("an expert unlike the others", "tensor '" L1 "mlp.experts.5.gate_proj.weight' is BF16, but '" L1
+		"mlp.experts.0.gate_proj.weight' is F8_E4M3");
+	set_type(entry("model.layers.0.mlp.down_proj.weight"), "BF16", 2);
+	set_type(entry(L1 "mlp.shared_experts.down_proj.weight"), "F32", 4);
+	set_type(entry(KV_A), "BF16", 2);
+	put_together();
+	accept_it("down beside gate, attention beside FFNs: each of its own type");
+}
+
 static void test_types(void)
 {
 	static const char *const linear_types[] = { "F32", "F16", "BF16" };
 	struct entry *e;
 
 	for (size_t i = 0; i < ARRAY_LEN(linear_types); i++) {
-		set_type(entry(EXPERT), linear_types[i], i ? 2 : 4);
+		set_experts(linear_types[i], i ? 2 : 4);
 		set_type(entry("model.layers.2.eh_proj.weight"), linear_types[i], i ? 2 : 4);
 		set_type(entry(GATE), linear_types[i], i ? 2 : 4);
 		set_type(entry("model.norm.weight"), linear_types[i], i ? 2 : 4);
@@ -588,6 +636,7 @@ int main(void)
 	test_missing();
 	test_shapes();
 	test_types();
+	test_mixed_types();
 	test_values();
 	test_layouts();
 	test_odd();

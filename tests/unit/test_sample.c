@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "base/random.h"
 #include "engine/sample.h"
+#include "normal.h"
 #include "tap.h"
 
 enum { VOCAB = 1000, DRAWS = 20000 };
@@ -17,7 +18,7 @@ static void make_logits(void)
 	double sum = 0.0;
 
 	for (uint32_t i = 0; i < VOCAB; i++) {
-		logits[i] = (float)(2.0 * random_normal(7, i));
+		logits[i] = (float)(2.0 * normal_at(7, i));
 		if (logits[i] > logits[argmax])
 			argmax = i;
 		sum += exp((double)logits[i]);

@@ -1,4 +1,4 @@
-#include "model/tokenizer_utf8.h"
+#include "base/utf8.h"
 
 static bool is_tail(unsigned char c)
 {
@@ -29,7 +29,8 @@ bool utf8_valid(const char *p, size_t n, size_t *bad)
 	for (size_t i = 0; i < n; ) {
 		size_t len = utf8_char(p + i, n - i);
 		if (!len) {
-			*bad = i;
+			if (bad)
+				*bad = i;
 			return false;
 		}
 		i += len;

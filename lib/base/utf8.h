@@ -1,8 +1,8 @@
 /*
  * UTF-8: what every text that comes in is checked for, and steps through it.
  */
-#ifndef DS_MODEL_TOKENIZER_UTF8_H
-#define DS_MODEL_TOKENIZER_UTF8_H
+#ifndef DS_BASE_UTF8_H
+#define DS_BASE_UTF8_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 /* Bytes of the valid character at p[0 .. n), n > 0; 0 where there is none (overlong forms, surrogates, over U+10FFFF,
  * cut ones). */
 size_t utf8_char(const char *p, size_t n);
-/* True if all of it is UTF-8; else *bad is the offset of the first byte that is not. */
+/* True if all of it is UTF-8; else *bad (which may be NULL) is the offset of the first byte that is not. */
 bool utf8_valid(const char *p, size_t n, size_t *bad);
 /* The character at p in text known to be valid; *len its bytes. */
 uint32_t utf8_get(const char *p, size_t *len);
