@@ -178,7 +178,7 @@ static int make_job(struct prefill *p, struct source *src, const struct frame *f
 static int take_request(struct prefill *p, struct source *src, struct frame *f, struct ds_err *err)
 {
 	struct ds_err why;
-	struct job *j;
+	struct job *j = NULL;
 
 	if (p->draining) {
 		err_set(&why, DS_TEMP, "draining: no new requests are taken");

@@ -123,7 +123,11 @@ static void test_set(struct model *m, const char *name, const char *set, enum ar
 	run_alone(&one, &t);
 	/* The scalar set takes minutes for all of them. */
 	for (size_t i = strcmp(engine_kernels(one.e), "scalar") == 0 ? 3 : 0; i < ARRAY_LEN(chunks); i++) {
-		size_t equal = run_mixed(&two, &t, chunks[i]);
+		size_t equal;
+
+		if (tap_slow() && chunks[i] != 7)
+			continue;
+		equal = run_mixed(&two, &t, chunks[i]);
 
 		tap_ok(equal == SEQS * STEPS,
 			"%s, %s, %s: %zu of %d rows of logits, alone with 1 thread = together with 2, chunks of %zu",
@@ -152,7 +156,7 @@ static void test_model(const char *dir, const char *name)
 		}
 		kern_stream_free(stream);
 		test_set(m, name, sets[i], ARITH_BF16);
-		if (strcmp(sets[i], "scalar"))
+		if (strcmp(sets[i], "scalar") && !tap_slow())
 			test_set(m, name, sets[i], ARITH_F32);
 		if (tap_slow())
 			break;
