@@ -356,6 +356,7 @@ int main(int argc, char **argv)
 	struct ds_err err;
 	int rc;
 
+	signal(SIGXFSZ, SIG_IGN); /* EFBIG says it, and what was begun is removed */
 	log_init("ds-model", 0, 0);
 	rc = opt_parse(&program, &argc, &argv, false, &err);
 	if (!rc)

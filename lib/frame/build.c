@@ -74,12 +74,6 @@ void meta_put_uint(struct meta_builder *b, const char *key, uint64_t v)
 	msgpack_pack_uint64(&b->pk, v);
 }
 
-void meta_put_int(struct meta_builder *b, const char *key, int64_t v)
-{
-	begin(b, key);
-	msgpack_pack_int64(&b->pk, v);
-}
-
 void meta_put_real(struct meta_builder *b, const char *key, double v)
 {
 	begin(b, key);
@@ -167,34 +161,6 @@ void meta_put_end(struct meta_builder *b)
 		put_be32(p + 1, (uint32_t)n);
 	else
 		put_be16(p + 1, (unsigned)n);
-}
-
-static bool skipped(const msgpack_object *key, const char *const *skip)
-{
-	static const char *const own[] = { "_", "xxh", "tensors", NULL };
-	const char *const *lists[2] = { own, skip };
-
-	for (int k = 0; k < 2; k++)
-		for (const char *const *s = lists[k]; s && *s; s++)
-			if (strlen(*s) == key->via.str.size && memcmp(*s, key->via.str.ptr, key->via.str.size) == 0)
-				return true;
-	return false;
-}
-
-void meta_put_all(struct meta_builder *b, struct meta m, const char *const *skip)
-{
-	const msgpack_object *o = m.obj;
-
-	if (!o || o->type != MSGPACK_OBJECT_MAP)
-		return;
-	for (uint32_t i = 0; i < o->via.map.size; i++) {
-		const msgpack_object_kv *kv = &o->via.map.ptr[i];
-
-		if (skipped(&kv->key, skip))
-			continue;
-		put_key(b, kv->key.via.str.ptr, kv->key.via.str.size);
-		msgpack_pack_object(&b->pk, kv->val);
-	}
 }
 
 static void put_dims(struct meta_builder *b, const char *dims, size_t ndim)

@@ -97,6 +97,9 @@ int frame_reader_next(struct frame_reader *r, enum frame_event *ev, struct frame
 /* After FRAME_HEAD and before the next call: the payload's data_len bytes go to dst (which must stay valid until
  * FRAME_BODY). */
 void frame_reader_into(struct frame_reader *r, void *dst);
+/* The memory given to frame_reader_into goes away before the payload is complete: the rest of it is read and dropped,
+ * no FRAME_BODY follows.  Without such memory nothing changes. */
+void frame_reader_forget(struct frame_reader *r);
 /* True when nothing was read yet of a next frame (a cut here is clean only after END). */
 bool frame_reader_idle(const struct frame_reader *r);
 bool frame_reader_ended(const struct frame_reader *r); /* END was read */
@@ -126,6 +129,8 @@ int frame_write_end(struct frame_writer *w, struct ds_err *err);
 int frame_write_raw(struct frame_writer *w, const void *p, size_t n, struct ds_err *err);
 /* Bytes that wait in the queue (non-blocking descriptors). */
 size_t frame_writer_queued(const struct frame_writer *w);
+/* Bytes that the descriptor took so far: tells a slow reader from one that has stopped. */
+uint64_t frame_writer_taken(const struct frame_writer *w);
 /* Writes what waits, as far as the descriptor takes it. */
 int frame_writer_flush(struct frame_writer *w, struct ds_err *err);
 

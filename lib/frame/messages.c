@@ -317,6 +317,8 @@ int done_get(const struct frame *f, struct done *d, struct ds_err *err)
 void error_put(struct meta_builder *b, const struct error_message *e)
 {
 	meta_put_uint(b, "code", e->code);
+	if (e->id[0])
+		meta_put_cstr(b, "id", e->id);
 	meta_put_cstr(b, "message", e->text);
 	meta_put_bool(b, "retryable", e->retryable);
 }
@@ -329,5 +331,7 @@ int error_get(const struct frame *f, struct error_message *e, struct ds_err *err
 	if ((rc = get_uint(f, f->meta, "code", true, 1, 255, &e->code, err)) ||
 	    (rc = get_cstr(f, "message", e->text, sizeof(e->text), err)))
 		return rc;
+	if (meta_cstr(f->meta, "id", e->id, sizeof(e->id)) == META_TYPE)
+		return bad_key(f, "id", "is not a text of acceptable length", err);
 	return get_bool(f, f->meta, "retryable", &e->retryable, err);
 }

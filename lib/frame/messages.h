@@ -74,7 +74,12 @@ struct done {
 void done_put(struct meta_builder *b, const struct done *d);
 int done_get(const struct frame *f, struct done *d, struct ds_err *err);
 
-struct error_message { uint64_t code; char text[1024]; bool retryable; };
+struct error_message {
+	uint64_t code;
+	char id[REQUEST_ID_MAX + 1]; /* the request's, "" where it is not known */
+	char text[1024];
+	bool retryable;
+};
 void error_put(struct meta_builder *b, const struct error_message *e);
 int error_get(const struct frame *f, struct error_message *e, struct ds_err *err);
 

@@ -115,19 +115,6 @@ static enum meta_result as_uint(const msgpack_object *o, uint64_t *v)
 	return META_OK;
 }
 
-static enum meta_result as_int(const msgpack_object *o, int64_t *v)
-{
-	if (absent(o))
-		return META_ABSENT;
-	if (o->type == MSGPACK_OBJECT_POSITIVE_INTEGER && o->via.u64 <= INT64_MAX)
-		*v = (int64_t)o->via.u64;
-	else if (o->type == MSGPACK_OBJECT_NEGATIVE_INTEGER)
-		*v = o->via.i64;
-	else
-		return META_TYPE;
-	return META_OK;
-}
-
 static enum meta_result as_real(const msgpack_object *o, double *v)
 {
 	double x;
@@ -187,7 +174,6 @@ static enum meta_result as_array(const msgpack_object *o, struct meta *v, size_t
 }
 
 enum meta_result meta_uint(struct meta m, const char *key, uint64_t *v) { return as_uint(find(m, key), v); }
-enum meta_result meta_int(struct meta m, const char *key, int64_t *v) { return as_int(find(m, key), v); }
 enum meta_result meta_real(struct meta m, const char *key, double *v) { return as_real(find(m, key), v); }
 enum meta_result meta_map(struct meta m, const char *key, struct meta *v) { return as_map(find(m, key), v); }
 
@@ -229,10 +215,7 @@ enum meta_result meta_array(struct meta m, const char *key, struct meta *v, size
 }
 
 enum meta_result meta_at_uint(struct meta a, size_t i, uint64_t *v) { return as_uint(at(a, i), v); }
-enum meta_result meta_at_int(struct meta a, size_t i, int64_t *v) { return as_int(at(a, i), v); }
-enum meta_result meta_at_real(struct meta a, size_t i, double *v) { return as_real(at(a, i), v); }
 enum meta_result meta_at_str(struct meta a, size_t i, const char **s, size_t *n) { return as_str(at(a, i), s, n); }
-enum meta_result meta_at_map(struct meta a, size_t i, struct meta *v) { return as_map(at(a, i), v); }
 enum meta_result meta_at_array(struct meta a, size_t i, struct meta *v, size_t *n) { return as_array(at(a, i), v, n); }
 
 /* ---- as JSON ---- */

@@ -26,7 +26,6 @@ struct meta meta_root(const struct meta_doc *d);
 void meta_doc_free(struct meta_doc *d);
 
 enum meta_result meta_uint(struct meta m, const char *key, uint64_t *v);
-enum meta_result meta_int(struct meta m, const char *key, int64_t *v);
 enum meta_result meta_real(struct meta m, const char *key, double *v);  /* floats and integers */
 enum meta_result meta_bool(struct meta m, const char *key, bool *v);
 enum meta_result meta_str(struct meta m, const char *key, const char **s, size_t *n); /* not NUL-terminated */
@@ -37,10 +36,7 @@ enum meta_result meta_array(struct meta m, const char *key, struct meta *v, size
 
 /* Elements of an array. */
 enum meta_result meta_at_uint(struct meta a, size_t i, uint64_t *v);
-enum meta_result meta_at_int(struct meta a, size_t i, int64_t *v);
-enum meta_result meta_at_real(struct meta a, size_t i, double *v);
 enum meta_result meta_at_str(struct meta a, size_t i, const char **s, size_t *n);
-enum meta_result meta_at_map(struct meta a, size_t i, struct meta *v);
 enum meta_result meta_at_array(struct meta a, size_t i, struct meta *v, size_t *n);
 
 /* Writes the whole map as a JSON object (key "_" left out, "xxh" in hexadecimal; binary as {"bytes": N}). */
@@ -55,7 +51,6 @@ void meta_free(struct meta_builder *b);
 void meta_reset(struct meta_builder *b);        /* empty again, memory kept */
 /* Errors (no memory, over 1 MiB) are sticky and reported by frame_write. */
 void meta_put_uint(struct meta_builder *b, const char *key, uint64_t v);
-void meta_put_int(struct meta_builder *b, const char *key, int64_t v);
 void meta_put_real(struct meta_builder *b, const char *key, double v);
 void meta_put_bool(struct meta_builder *b, const char *key, bool v);
 void meta_put_nil(struct meta_builder *b, const char *key);
@@ -65,9 +60,6 @@ void meta_put_cstr(struct meta_builder *b, const char *key, const char *s);
 void meta_put_map(struct meta_builder *b, const char *key);
 void meta_put_array(struct meta_builder *b, const char *key);
 void meta_put_end(struct meta_builder *b);      /* closes the innermost map or array */
-/* Copies every key of m except "_", "xxh", "tensors" and those in `skip` (NULL-terminated list, or NULL): unknown
- * keys travel on. */
-void meta_put_all(struct meta_builder *b, struct meta m, const char *const *skip);
 /* One row of "tensors"; rows must be put one after the other.  dims: axis names, "layer,token,dim". */
 void meta_put_tensor(struct meta_builder *b, const char *name, enum dtype type, const char *dims,
 	const uint64_t *shape, size_t ndim, uint64_t offset, const char *scale);

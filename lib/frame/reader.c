@@ -137,7 +137,10 @@ static enum got fill(struct frame_reader *r, uint8_t *p, size_t want)
 		} else if (errno == EAGAIN || errno == EWOULDBLOCK) {
 			return GOT_AGAIN;
 		} else if (errno != EINTR) {
-			bad_at(r, r->bytes, DS_IO, "cannot read: %s", strerror(errno));
+			if (errno == ECONNRESET) /* truncation like any other */
+				bad_at(r, r->bytes, DS_DATA, "truncated: the connection was reset");
+			else
+				bad_at(r, r->bytes, DS_IO, "cannot read: %s", strerror(errno));
 			return GOT_ERROR;
 		}
 	}
@@ -486,6 +489,13 @@ int frame_reader_next(struct frame_reader *r, enum frame_event *ev, struct frame
 void frame_reader_into(struct frame_reader *r, void *dst)
 {
 	r->into = dst;
+}
+
+void frame_reader_forget(struct frame_reader *r)
+{
+	if (r->into && r->state == S_DATA)
+		r->skip = true;
+	r->into = NULL;
 }
 
 bool frame_reader_idle(const struct frame_reader *r)

@@ -137,6 +137,11 @@ size_t frame_writer_queued(const struct frame_writer *w)
 	return w->queued - w->sent;
 }
 
+uint64_t frame_writer_taken(const struct frame_writer *w)
+{
+	return w->bytes - frame_writer_queued(w);
+}
+
 int frame_writer_flush(struct frame_writer *w, struct ds_err *err)
 {
 	if (w->failed) {

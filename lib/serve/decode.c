@@ -123,9 +123,11 @@ static int job_fail(struct decode *d, struct job *j, const struct ds_err *why)
 {
 	struct source *src = j->src;
 	uint64_t stream = j->stream;
+	char id[sizeof(j->request.id)];
 
+	memcpy(id, j->request.id, sizeof(id));
 	job_end(d, j);
-	return stage_error(src, stream, false, why);
+	return stage_error(src, stream, id, false, why);
 }
 
 /* ---- tokens ---- */
@@ -193,28 +195,29 @@ static bool on_incomplete(void *ctx, struct source *src)
 
 static int take_request(struct decode *d, struct source *src, struct frame *f, struct ds_err *err)
 {
+	char id[REQUEST_ID_MAX + 1];
 	struct ds_err why;
 	const uint32_t *ids;
 	struct job *j;
 
 	if (d->draining) {
 		err_set(&why, DS_TEMP, "draining: no new requests are taken");
-		return stage_error(src, f->stream, true, &why);
+		return stage_error(src, f->stream, work_name(f, id), true, &why);
 	}
 	if (find(d, src, f->stream))
 		return work_twice(f, src, err);
 	if (arriving_from(d, src) >= d->max_batch) {
 		err_set(&why, DS_TEMP, "%zu requests of this stream have begun to arrive and none is complete", d->max_batch);
-		return stage_error(src, f->stream, true, &why);
+		return stage_error(src, f->stream, work_name(f, id), true, &why);
 	}
 	j = mem_calloc(1, sizeof(*j));
 	if (!j) {
 		err_nomem(&why, sizeof(*j), "a request");
-		return stage_error(src, f->stream, true, &why);
+		return stage_error(src, f->stream, work_name(f, id), true, &why);
 	}
 	if (work_request(d->w, f, &j->request, &ids, &j->prompt, &why)) {
 		free(j);
-		return stage_error(src, f->stream, false, &why);
+		return stage_error(src, f->stream, work_name(f, id), false, &why);
 	}
 	j->src = src;
 	j->stream = f->stream;

@@ -12,6 +12,7 @@
 #ifndef DS_SERVE_INTERNAL_H
 #define DS_SERVE_INTERNAL_H
 
+#include "frame/messages.h"
 #include "base/log.h"
 #include "net/addr.h"
 #include "serve/stage.h"
@@ -24,7 +25,9 @@ enum {
 	BYTES_A_TURN = 8 << 20,
 };
 #define LINGER_NS ((int64_t)2000000000)       /* for a peer to read what we said last */
+#define TWICE_NS ((int64_t)50000000)          /* timeout(1) signals its child twice in a row: that is one signal */
 #define ACCEPT_PAUSE_NS ((int64_t)200000000)  /* after accept failed for want of descriptors */
+#define HELLO_NS ((int64_t)10000000000)       /* for our input's hello, before we say ours downstream without it */
 #define CONNECT_NS ((int64_t)15000000000)     /* services start in any order */
 
 /* Where frames or text go. */
@@ -33,6 +36,8 @@ struct sink {
 	char name[300];
 	struct frame_writer *w;
 	bool hello_sent, ended, dead;
+	uint64_t progress;      /* bytes moved when its queue was last seen to move, and when that was */
+	int64_t progress_ns;
 };
 
 enum source_state {
@@ -59,13 +64,14 @@ struct source {
 	size_t holds, routes;
 	int64_t progress_ns, close_by;
 	uint64_t progress_bytes;
-	void *data;
 };
 
 struct route {
 	uint64_t stream;        /* 0: free */
 	struct source *src;     /* NULL: its source has gone; what comes is dropped */
 	bool sent;              /* the downstream peer knows the stream */
+	unsigned asked;         /* requests of that id which the program was given and has not refused */
+	char id[REQUEST_ID_MAX + 1]; /* the request's name, "" where it was not read */
 };
 
 struct stage {
@@ -75,7 +81,7 @@ struct stage {
 	bool connect, draining, busy, stop, finished;
 	int rc;                 /* of the run: the first error's */
 	struct ds_err err;      /* its text, "" if nothing is to be printed */
-	int64_t now, drain_by, accept_after;
+	int64_t began, signalled, now, drain_by, accept_after;
 	struct source *sources;
 	size_t source_count;
 	uint64_t accepted;
@@ -101,7 +107,7 @@ struct stage {
 void stage_fail(struct stage *st, const struct ds_err *why);   /* notes the first error; the run goes on */
 void stage_abort(struct stage *st, const struct ds_err *why);  /* notes it and ends the run */
 void stage_drain(struct stage *st);
-void send_error(struct stage *st, struct sink *to, uint64_t stream, bool retryable, const struct ds_err *why);
+void send_error(struct stage *st, struct sink *to, uint64_t stream, const char *id, bool retryable, const struct ds_err *why);
 
 /* loop.c */
 int stage_loop(struct stage *st, struct ds_err *err);
@@ -138,6 +144,8 @@ void routes_orphan(struct source *src);
 int sink_open(struct sink *s, int fd, const char *name, struct ds_err *err);
 void sink_close(struct sink *s);
 bool sink_full(const struct sink *s);
+bool sink_queued(const struct sink *s);
+bool sink_stalled(struct stage *st, struct sink *s, uint64_t heard); /* nothing was taken, or heard, for too long */
 int output_open(struct stage *st, struct ds_err *err);
 int output_commit(struct stage *st, struct ds_err *err);       /* everything is written: flush errors, rename */
 void output_discard(struct stage *st);

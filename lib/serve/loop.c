@@ -20,11 +20,6 @@ struct loop {
 	size_t n; /* sources in the set */
 };
 
-static bool queued(const struct sink *s)
-{
-	return s->w && !s->dead && frame_writer_queued(s->w) > 0;
-}
-
 static void watch(struct pollfd *p, int fd, bool on, short events)
 {
 	p->fd = on ? fd : -1;
@@ -36,7 +31,7 @@ static void watch(struct pollfd *p, int fd, bool on, short events)
 
 static void watch_source(struct loop *l, struct source *src)
 {
-	bool in = source_wants(src) || src->state == SRC_LINGER, out = src->socket && queued(&src->own);
+	bool in = source_wants(src) || src->state == SRC_LINGER, out = src->socket && sink_queued(&src->own);
 	/* A connection is watched even if nothing is wanted from it: poll tells when it has gone. */
 	bool on = in || out || (src->socket && src->answer == &src->own);
 
@@ -48,15 +43,15 @@ static void watch_source(struct loop *l, struct source *src)
 static void watch_all(struct loop *l)
 {
 	struct stage *st = l->st;
-	bool down = st->connect && !st->down.lost && !st->down.ended, down_out = down && queued(&st->down.sink);
+	bool down = st->connect && !st->down.lost && !st->down.ended, down_out = down && sink_queued(&st->down.sink);
 
 	watch(&l->p[P_SIGNALS], signals_fd(), st->service, POLLIN);
 	watch(&l->p[P_LISTEN], st->listen_fd,
 		st->listen_fd >= 0 && st->source_count < MAX_SOURCES && st->now >= st->accept_after, POLLIN);
 	watch(&l->p[P_DOWN], st->down.sink.fd, down && (down_out || !sink_full(&st->out)),
 		(short)((sink_full(&st->out) ? 0 : POLLIN) | (down_out ? POLLOUT : 0)));
-	watch(&l->p[P_OUT], st->out.fd, st->out.w && (st->out_watch || queued(&st->out)),
-		queued(&st->out) ? POLLOUT : 0);
+	watch(&l->p[P_OUT], st->out.fd, st->out.w && (st->out_watch || sink_queued(&st->out)),
+		sink_queued(&st->out) ? POLLOUT : 0);
 	l->n = 0;
 	for (struct source *src = st->sources; src; src = src->next)
 		watch_source(l, src);
@@ -81,7 +76,13 @@ static int patience(const struct stage *st)
 		sooner(&due, st->accept_after);
 	if (st->connect && !st->down.lost && !st->down.ended && (st->down.sink.dead || !frame_reader_idle(st->down.r)))
 		sooner(&due, st->down.progress_ns + (st->down.sink.dead ? LINGER_NS : peer));
+	if (st->connect && !st->down.lost && sink_queued(&st->down.sink) && !peer_elsewhere(st))
+		sooner(&due, st->down.sink.progress_ns + peer);
+	if (st->connect && !st->service && !st->down.sink.hello_sent)
+		sooner(&due, st->began + HELLO_NS);
 	for (struct source *src = st->sources; src; src = src->next) {
+		if (st->service && src->state == SRC_OPEN && sink_queued(&src->own))
+			sooner(&due, src->own.progress_ns + peer);
 		if (src->state == SRC_CLOSING || src->state == SRC_LINGER)
 			sooner(&due, src->close_by);
 		else if (source_due(src))
@@ -99,7 +100,7 @@ static void flush(struct stage *st, struct sink *s)
 {
 	struct ds_err err;
 
-	if (queued(s) && frame_writer_flush(s->w, &err))
+	if (sink_queued(s) && frame_writer_flush(s->w, &err))
 		sink_note(st, s, &err);
 }
 
@@ -136,12 +137,13 @@ static void on_signals(struct stage *st)
 	for (int sig = signals_next(); sig; sig = signals_next()) {
 		if (sig == SIGUSR1) {
 			print_state(st);
-		} else if (st->draining && !st->down.lost) {
+		} else if (st->signalled && st->now - st->signalled > TWICE_NS) {
 			err_set(&why, DS_TEMP, "stopped by a second signal, %zu connections were open",
 				st->source_count);
 			stage_abort(st, &why);
 		} else {
-			stage_drain(st);
+			st->signalled = st->signalled ? st->signalled : st->now;
+			stage_drain(st); /* may have begun with the loss of our peer */
 		}
 	}
 }
@@ -232,18 +234,49 @@ static void finish_one(struct stage *st)
 		source_end(src, !src->input_bad);
 		err_set(&bad, st->rc ? st->rc : DS_DATA, "%s", st->err.text);
 		if (src->socket && src->input_bad)
-			send_error(st, &src->own, 0, false, &bad);
+			send_error(st, &src->own, 0, NULL, false, &bad);
 		else if (src->socket)
 			sink_end(st, &src->own);
 		src->state = src->socket ? SRC_CLOSING : SRC_DEAD;
 		src->close_by = st->now + st->cfg->opt.peer_ns;
+		source_turn(src);
 	}
-	if (queued(&st->out) || src->state != SRC_DEAD)
+	if (sink_queued(&st->out) || src->state != SRC_DEAD)
 		return;
 	if (src->tail)
 		output_release(st);
 	else
 		st->finished = true;
+}
+
+/* A service's last connection has closed: what waits for the downstream peer is still handed over, and the peer says
+ * END where it answers us. */
+static void finish_peer(struct stage *st)
+{
+	const struct sink *s = &st->down.sink;
+	struct ds_err why;
+
+	if (!st->connect || st->down.lost || st->down.ended) {
+		st->finished = true;
+		return;
+	}
+	sink_end(st, &st->down.sink);
+	if (!s->dead && peer_elsewhere(st) && !sink_queued(s)) {
+		st->finished = true;
+	} else if (st->now >= st->drain_by) {
+		err_set(&why, DS_TEMP, "draining took too long: '%s' has not taken everything", s->name);
+		stage_abort(st, &why);
+	}
+}
+
+/* Connections that have not got all their answers; those that only linger have. */
+static size_t unfinished(const struct stage *st)
+{
+	size_t n = 0;
+
+	for (const struct source *src = st->sources; src; src = src->next)
+		n += src->state == SRC_OPEN || src->state == SRC_CLOSING;
+	return n;
 }
 
 /* A service ends when it drains and the last connection has closed, or when the time for that is over. */
@@ -253,16 +286,14 @@ static void finish_service(struct stage *st)
 
 	if (!st->draining)
 		return;
-	if (st->now >= st->drain_by && st->sources) {
-		err_set(&why, DS_TEMP, "draining took too long: %zu connections are cut", st->source_count);
+	if (st->now >= st->drain_by && unfinished(st)) {
+		err_set(&why, DS_TEMP, "draining took too long: %zu connections are cut", unfinished(st));
 		for (struct source *src = st->sources; src; src = src->next)
 			if (src->state == SRC_OPEN)
-				send_error(st, &src->own, 0, true, &why);
+				send_error(st, &src->own, 0, NULL, true, &why);
 		stage_abort(st, &why);
-	} else if (!st->sources) {
-		if (st->connect)
-			sink_end(st, &st->down.sink);
-		st->finished = true;
+	} else if (!st->sources || st->now >= st->drain_by) {
+		finish_peer(st);
 	}
 }
 

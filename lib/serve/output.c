@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "serve/internal.h"
 
 /* ---- sinks ---- */
@@ -27,6 +28,23 @@ void sink_close(struct sink *s)
 bool sink_full(const struct sink *s)
 {
 	return s->w && !s->dead && frame_writer_queued(s->w) > QUEUE_LIMIT;
+}
+
+bool sink_queued(const struct sink *s)
+{
+	return s->w && !s->dead && frame_writer_queued(s->w) > 0;
+}
+
+/* Asked for once a round.  The round's own time counts, not that of a long step since, in which nobody flushed. */
+bool sink_stalled(struct stage *st, struct sink *s, uint64_t heard)
+{
+	uint64_t progress = s->w ? frame_writer_taken(s->w) + heard : 0;
+
+	if (!sink_queued(s) || progress != s->progress) {
+		s->progress = progress;
+		s->progress_ns = time_mono_ns();
+	}
+	return st->now - s->progress_ns > st->cfg->opt.peer_ns;
 }
 
 /* Writing failed: what that means depends on whose sink it is. */

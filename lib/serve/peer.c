@@ -152,7 +152,7 @@ void peer_hello(struct stage *st, const struct hello *input)
 	sink_hello(&st->down.sink, st, &h);
 }
 
-/* Every request that waits for an answer of the peer gets an error instead. */
+/* Every request that is not fully answered gets an error instead, whether the peer knows of it or not. */
 static void fail_routes(struct stage *st, const struct ds_err *why)
 {
 	struct ds_err each;
@@ -161,10 +161,10 @@ static void fail_routes(struct stage *st, const struct ds_err *why)
 	for (size_t i = 0; i < st->route_cap; i++) {
 		struct route *r = &st->routes[i];
 
-		if (r->stream && r->src && r->sent) {
+		if (r->stream && r->src)
+			send_error(st, r->src->answer, r->stream, r->id, true, &each);
+		if (r->stream && r->src && r->sent)
 			r->src->routes--;
-			send_error(st, r->src->answer, r->stream, true, &each);
-		}
 		r->stream = 0;
 	}
 	st->route_count = 0;
@@ -177,12 +177,15 @@ void peer_lost(struct stage *st, const struct ds_err *why)
 	st->down.lost = st->down.sink.dead = true;
 	stage_fail(st, why);
 	fail_routes(st, why);
-	for (struct source *src = st->sources; src && !st->service; src = src->next) {
-		src->input_done = src->input_bad = true;
-		src->holds = 0;
+	for (struct source *src = st->sources; src; src = src->next) {
+		if (!st->service)
+			src->input_done = src->input_bad = true;
+		source_end(src, false); /* the program drops its work; a service goes on reading, to refuse */
 	}
 	if (st->service)
 		stage_drain(st);
+	else if (!st->sources)
+		st->stop = true;
 }
 
 /* ---- frames from it ---- */
@@ -227,6 +230,8 @@ static int peer_frame(struct stage *st, struct frame *f, struct ds_err *err)
 
 	if (f->type == FRAME_ERROR && !f->stream)
 		return refused_by_peer(st, f, err);
+	if (f->type == FRAME_DONE && !f->stream)
+		return err_set(err, DS_DATA, "'%s': a 'done' frame without a stream", st->connect_addr.text);
 	if (f->type == FRAME_ERROR)
 		note_error(st, f);
 	if (src && st->cfg->raw_output) {
@@ -289,10 +294,20 @@ static int forget_routes(struct stage *st)
 	return 0;
 }
 
+static bool routes_open(const struct stage *st)
+{
+	for (size_t i = 0; st->route_count && i < st->route_cap; i++)
+		if (st->routes[i].stream && st->routes[i].src)
+			return true;
+	return false;
+}
+
 static int peer_said_end(struct stage *st, struct ds_err *err)
 {
 	err_set(err, DS_UNAVAILABLE, "'%s' ended without an answer", st->connect_addr.text);
 	st->down.ended = true;
+	if (!st->down.sink.ended && st->draining && !routes_open(st))
+		return 0; /* we both drain, and it was sooner */
 	if (!st->down.sink.ended)
 		return err->code; /* before we did: it drains */
 	if (st->sources && st->sources->routes) {
@@ -331,7 +346,7 @@ void peer_read(struct stage *st)
 			rc = ev == FRAME_HEAD ? peer_head(st, f, &err) : peer_body(st, f, &err);
 		frames += ev == FRAME_BODY;
 	}
-	if (rc == DS_IO) /* the connection was reset: truncation like any other */
+	if (rc == DS_IO) /* the network failed in whatever way: truncation like any other */
 		err.code = DS_DATA;
 	if (rc)
 		peer_lost(st, &err);
@@ -344,7 +359,15 @@ void peer_turn(struct stage *st)
 
 	if (st->down.lost || st->down.ended)
 		return;
-	if (!st->down.sink.dead && (frame_reader_idle(st->down.r) || sink_full(&st->out))) {
+	if (!st->service && st->now - st->began > HELLO_NS) /* our input is slow to begin: our own word must do */
+		sink_hello(&st->down.sink, st, &st->cfg->hello);
+	/* A busy peer that holds us back still answers others; one that answers elsewhere cannot be told from a dead
+	 * one. */
+	if (sink_stalled(st, &st->down.sink, st->down.progress_bytes) && !peer_elsewhere(st)) {
+		err_set(&why, DS_UNAVAILABLE, "'%s' has taken nothing and said nothing for %g s", st->connect_addr.text,
+			(double)st->cfg->opt.peer_ns / 1e9);
+		peer_lost(st, &why);
+	} else if (!st->down.sink.dead && (frame_reader_idle(st->down.r) || sink_full(&st->out))) {
 		st->down.progress_ns = st->now;
 	} else if (st->now - st->down.progress_ns > patience) {
 		err_set(&why, DS_UNAVAILABLE, "'%s' %s", st->connect_addr.text,

@@ -177,17 +177,18 @@ static int make_job(struct prefill *p, struct source *src, const struct frame *f
 
 static int take_request(struct prefill *p, struct source *src, struct frame *f, struct ds_err *err)
 {
+	char id[REQUEST_ID_MAX + 1];
 	struct ds_err why;
 	struct job *j = NULL;
 
 	if (p->draining) {
 		err_set(&why, DS_TEMP, "draining: no new requests are taken");
-		return stage_error(src, f->stream, true, &why);
+		return stage_error(src, f->stream, work_name(f, id), true, &why);
 	}
 	if (find(p, src, f->stream))
 		return work_twice(f, src, err);
 	if (make_job(p, src, f, &j, &why))
-		return stage_error(src, f->stream, why.code == DS_OS, &why);
+		return stage_error(src, f->stream, work_name(f, id), why.code == DS_OS, &why);
 	TAILQ_INSERT_TAIL(&p->waiting, j, link);
 	source_hold(src);
 	p->held++;
@@ -387,7 +388,7 @@ static void finish(struct prefill *p, struct job *j, const struct segment *s)
 	r->position = j->count;
 	if (!work_sample(p->w, &j->request, s, r->position, &r->token, &r->logprob)) {
 		work_not_finite(&j->request, &why);
-		stage_error(j->src, j->frame.stream, false, &why);
+		stage_error(j->src, j->frame.stream, j->request.id, false, &why);
 		source_release(j->src);
 		job_free(p, j);
 		return;

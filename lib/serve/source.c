@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "base/time.h"
+#include "frame/messages.h"
 #include "serve/internal.h"
 
 struct source *source_new(struct stage *st, int fd, bool socket, const char *name, struct ds_err *err)
@@ -77,6 +78,8 @@ void source_end(struct source *src, bool complete)
 		return;
 	src->gone = true;
 	src->holds = 0;
+	if (src->r)
+		frame_reader_forget(src->r);
 	if (src->st->ops->gone)
 		src->st->ops->gone(src->st->cfg->ctx, src, complete);
 	routes_orphan(src);
@@ -112,7 +115,7 @@ void source_fail(struct source *src, const struct ds_err *why)
 	else
 		log_err(why);
 	source_end(src, false);
-	send_error(st, &src->own, 0, false, why);
+	send_error(st, &src->own, 0, NULL, false, why);
 	close_after(src);
 }
 
@@ -124,12 +127,17 @@ static bool refused(struct source *src, const struct frame *f)
 	struct stage *st = src->st;
 	struct route *r = st->connect && f->stream ? route_find(st, f->stream) : NULL;
 
-	if (r && r->src != src)
+	if (st->down.lost || (r && r->src != src))
 		return true;
 	if (st->draining && !st->ops->drain && f->type == FRAME_REQUEST)
 		return true;
-	if (st->connect && st->service && !r && f->stream && f->type == FRAME_REQUEST)
-		route_add(st, f->stream, src);
+	if (st->connect && f->stream && f->type == FRAME_REQUEST) {
+		if (!r && (r = route_add(st, f->stream, src)) != NULL &&
+			meta_cstr(f->meta, "id", r->id, sizeof r->id) != META_OK)
+			r->id[0] = 0;
+		if (r)
+			r->asked++;
+	}
 	return false;
 }
 
@@ -137,15 +145,35 @@ static void refuse(struct source *src, const struct frame *f)
 {
 	struct stage *st = src->st;
 	struct ds_err why;
+	char id[REQUEST_ID_MAX + 1] = "";
 
-	if (f->type != FRAME_REQUEST && f->type != FRAME_PREFILLED)
+	if (f->type != FRAME_REQUEST)
 		return; /* one answer a request is enough */
-	if (st->draining)
+	if (meta_cstr(f->meta, "id", id, sizeof id) != META_OK)
+		id[0] = 0;
+	if (st->down.lost)
+		err_set(&why, DS_UNAVAILABLE, "'%s' is lost: try again elsewhere", st->connect_addr.text);
+	else if (st->draining)
 		err_set(&why, DS_TEMP, "draining: try again elsewhere");
+	else if (id[0])
+		err_set(&why, DS_TEMP, "request '%s': a request of the same id runs for another client", id);
 	else
 		err_set(&why, DS_TEMP, "stream %016llx is in use by another client", (unsigned long long)f->stream);
 	log_err(&why);
-	send_error(st, src->answer, f->stream, true, &why);
+	send_error(st, src->answer, f->stream, id, true, &why);
+}
+
+/* ERROR without a stream: the source itself failed.  DONE without one says nothing. */
+static int said_itself(struct source *src, const struct frame *f, struct ds_err *err)
+{
+	struct error_message m;
+
+	if (f->type == FRAME_DONE)
+		return err_set(err, DS_DATA, "'%s': a 'done' frame without a stream", src->name);
+	if (error_get(f, &m, err))
+		return err_prefix(err, "'%s'", src->name);
+	return err_set(err, m.code > 0 && m.code < 256 ? (int)m.code : DS_UNAVAILABLE, "'%s' failed: %s", src->name,
+		m.text);
 }
 
 static int on_head(struct source *src, struct frame *f, struct ds_err *err)
@@ -158,6 +186,8 @@ static int on_head(struct source *src, struct frame *f, struct ds_err *err)
 			"the stream does not begin with hello");
 	if (f->type == FRAME_HELLO || f->type == FRAME_END)
 		return 0;
+	if (!f->stream && (f->type == FRAME_ERROR || f->type == FRAME_DONE))
+		return said_itself(src, f, err);
 	src->drop = refused(src, f);
 	if (!src->drop && src->st->ops->head)
 		rc = src->st->ops->head(src->st->cfg->ctx, src, f, &dst, err);
@@ -199,6 +229,8 @@ static int on_body(struct source *src, struct frame *f, struct ds_err *err)
 		refuse(src, f);
 		return 0;
 	}
+	if (src->gone)
+		return 0; /* its head came before the downstream peer was lost: answered then */
 	return src->st->ops->frame ? src->st->ops->frame(src->st->cfg->ctx, src, f, err) : 0;
 }
 
@@ -211,7 +243,7 @@ static int read_raw(struct source *src, struct ds_err *err)
 		n = read(src->fd, buf, sizeof buf);
 	while (n < 0 && errno == EINTR);
 	if (n < 0)
-		return errno == EAGAIN ? 0 : err_errno(err, DS_IO, "cannot read '%s'", src->name);
+		return errno == EAGAIN ? 0 : err_errno(err, errno == ECONNRESET ? DS_DATA : DS_IO, "cannot read '%s'", src->name);
 	src->input_done = n == 0;
 	return src->st->ops->raw(src->st->cfg->ctx, src, buf, (size_t)n, n == 0, err);
 }
@@ -277,7 +309,12 @@ static void overdue(struct source *src)
 			(double)st->cfg->opt.peer_ns / 1e9);
 		source_fail(src, &why);
 	}
-	if (st->connect && st->service && src->own.w && frame_writer_queued(src->own.w) > QUEUE_DROP) {
+	if (st->service && sink_stalled(st, &src->own, 0)) {
+		err_set(&why, DS_UNAVAILABLE, "'%s' has read nothing for %g s: it is dropped", src->name,
+			(double)st->cfg->opt.peer_ns / 1e9);
+		log_err(&why);
+		source_lost(src);
+	} else if (st->connect && st->service && src->own.w && frame_writer_queued(src->own.w) > QUEUE_DROP) {
 		err_set(&why, DS_TEMP, "'%s' reads its answers too slowly", src->name);
 		source_fail(src, &why);
 	}
@@ -299,7 +336,7 @@ static void stuck(struct source *src)
 
 	if (!src->input_done || !src->holds || st->busy || src->routes || any_blocked(st))
 		return;
-	if (st->ops->incomplete && !st->ops->incomplete(st->cfg->ctx, src))
+	if (st->service && st->ops->incomplete && !st->ops->incomplete(st->cfg->ctx, src))
 		return; /* it waits for room that others have */
 	if (!src->input_bad) {
 		err_set(&why, DS_DATA, "'%s' ended, but %zu of its requests came in part only", src->name, src->holds);
@@ -358,6 +395,8 @@ void source_turn(struct source *src)
 		closing(src);
 	if (src->state == SRC_LINGER)
 		linger(src);
+	if (src->readable && src->st->draining)
+		src->st->busy = true; /* one round more shows whether it is idle now */
 	src->readable = false;
 }
 
@@ -373,5 +412,3 @@ void source_release(struct source *src)
 
 void source_pause(struct source *src, bool pause) { src->paused = pause; }
 const char *source_name(const struct source *src) { return src->name; }
-void *source_data(const struct source *src) { return src->data; }
-void source_set_data(struct source *src, void *p) { src->data = p; }

@@ -39,13 +39,15 @@ void stage_abort(struct stage *st, const struct ds_err *why)
 	st->stop = true;
 }
 
-void send_error(struct stage *st, struct sink *to, uint64_t stream, bool retryable, const struct ds_err *why)
+void send_error(struct stage *st, struct sink *to, uint64_t stream, const char *id, bool retryable, const struct ds_err *why)
 {
 	struct error_message m = { .code = (uint64_t)why->code, .retryable = retryable };
 	struct ds_err err;
 
 	if (!to->w || to->dead || to->ended || st->cfg->raw_output)
 		return;
+	if (id)
+		snprintf(m.id, sizeof m.id, "%s", id);
 	for (size_t i = 0; i + 1 < sizeof m.text && why->text[i]; i++) /* a path in it may be no UTF-8 */
 		m.text[i] = (unsigned char)why->text[i] < 0x80 ? why->text[i] : '?';
 	if (to == &st->out)
@@ -65,16 +67,16 @@ static struct sink *sink_for(struct source *src, uint64_t stream)
 	struct sink *s = st->connect ? &st->down.sink : src->answer;
 	struct route *r;
 
-	if (src->gone || st->stop || s->dead || s->ended || !s->w)
+	if (src->gone || st->stop || s->ended || !s->w)
 		return NULL;
-	if (st->connect && stream) {
+	if (st->connect && stream && !st->down.lost) { /* a peer that is being lost: its loss will be the answer */
 		r = route_find(st, stream);
 		if (!r)
 			r = route_add(st, stream, src);
-		if (r && r->src == src)
+		if (r && r->src == src && !s->dead)
 			route_sent(r);
 	}
-	return s;
+	return s->dead ? NULL : s;
 }
 
 int stage_send(struct source *src, unsigned type, uint64_t stream, const struct meta_builder *meta,
@@ -96,7 +98,8 @@ int stage_send(struct source *src, unsigned type, uint64_t stream, const struct 
 
 int stage_forward(struct source *src, const struct frame *f)
 {
-	struct sink *s = sink_for(src, f->stream);
+	bool own = !f->stream && (f->type == FRAME_ERROR || f->type == FRAME_DONE); /* would be taken for our word */
+	struct sink *s = own ? NULL : sink_for(src, f->stream);
 	struct ds_err err;
 
 	if (s && frame_forward(s->w, f, &err))
@@ -104,7 +107,7 @@ int stage_forward(struct source *src, const struct frame *f)
 	return 0;
 }
 
-int stage_error(struct source *src, uint64_t stream, bool retryable, const struct ds_err *why)
+int stage_error(struct source *src, uint64_t stream, const char *id, bool retryable, const struct ds_err *why)
 {
 	struct stage *st = src->st;
 	struct route *r = st->connect && stream ? route_find(st, stream) : NULL;
@@ -117,11 +120,11 @@ int stage_error(struct source *src, uint64_t stream, bool retryable, const struc
 	if (src->gone)
 		return 0;
 	if (r && r->src == src && r->sent) { /* downstream drops the request and passes the error on, as in a pipe */
-		send_error(st, &st->down.sink, stream, retryable, why);
+		send_error(st, &st->down.sink, stream, id, retryable, why);
 		return 0;
 	}
-	send_error(st, src->answer, stream, retryable, why);
-	if (r && r->src == src)
+	send_error(st, src->answer, stream, id, retryable, why);
+	if (r && r->src == src && r->asked-- <= 1)
 		route_drop(st, r);
 	return 0;
 }
@@ -226,10 +229,10 @@ static int open_all(struct stage *st, struct ds_err *err)
 		rc = output_open(st, err);
 	if (!rc && st->connect)
 		rc = peer_open(st, err);
+	if (!rc && st->service)
+		rc = signals_service(err); /* before the address is there: who sees it may send a signal */
 	if (!rc && st->cfg->opt.listen)
 		rc = open_listener(st, err);
-	if (!rc && st->service)
-		rc = signals_service(err);
 	if (!rc && st->cfg->raw_input && !st->connect)
 		output_hello(st);
 	return rc;
@@ -253,18 +256,27 @@ static void close_all(struct stage *st)
 int stage_run(const struct stage_config *cfg, struct ds_err *err)
 {
 	struct stage st = { .cfg = cfg, .ops = cfg->ops, .listen_fd = -1, .now = time_mono_ns(), .out = { .fd = -1 } };
+	struct ds_err second;
 	int rc;
 
 	signal(SIGPIPE, SIG_IGN); /* EPIPE says it */
+	signal(SIGXFSZ, SIG_IGN); /* EFBIG does */
 	err->text[0] = 0;
 	rc = open_all(&st, err);
+	st.began = st.now;
 	if (!rc) {
 		notify_ready(cfg->opt.ready_fd);
 		log_msg(LOG_INFO, "%s", st.service ? "serving" : "running");
 		rc = stage_loop(&st, err);
 	}
-	if (!rc && st.finished && (st.service || (st.sources && !st.sources->input_bad)))
-		rc = output_commit(&st, err);
+	if (st.finished && !st.stop && (st.service || (st.sources && !st.sources->input_bad))) {
+		/* Complete, even if requests in it failed. */
+		int failed = output_commit(&st, rc ? &second : err);
+
+		if (rc && failed)
+			log_err(&second);
+		rc = rc ? rc : failed;
+	}
 	close_all(&st);
 	return rc;
 }

@@ -108,9 +108,9 @@ int stage_run(const struct stage_config *cfg, struct ds_err *err);
 int stage_send(struct source *src, unsigned type, uint64_t stream, const struct meta_builder *meta,
 	const struct iovec *iov, int n, bool hash);
 int stage_forward(struct source *src, const struct frame *f);
-/* An ERROR frame for one request: code, message, retryable; one line on stderr too.  The run's exit code becomes
+/* An ERROR frame for one request: code, id (NULL: not known), message, retryable; one line on stderr too.  The run's exit code becomes
  * `code` in a filter. */
-int stage_error(struct source *src, uint64_t stream, bool retryable, const struct ds_err *why);
+int stage_error(struct source *src, uint64_t stream, const char *id, bool retryable, const struct ds_err *why);
 /* Raw output, to the output (also with -c). */
 int stage_write(struct source *src, const void *p, size_t n);
 /* The program still has work for src: END goes out only when every hold is released.  A source whose input is over
@@ -124,7 +124,5 @@ bool source_blocked(const struct source *src);
 /* Do not read from src until resumed (the program is full). */
 void source_pause(struct source *src, bool pause);
 const char *source_name(const struct source *src);
-void *source_data(const struct source *src);      /* a pointer of the program's, NULL at first */
-void source_set_data(struct source *src, void *p);
 
 #endif

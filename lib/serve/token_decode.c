@@ -254,7 +254,7 @@ static void say(struct source *src, const struct answer *a, const char *id, cons
 	struct ds_err named = *why;
 
 	err_prefix(&named, "request '%s'", id);
-	stage_error(src, a->stream, false, &named);
+	stage_error(src, a->stream, id, false, &named);
 }
 
 static void error_of(const struct ds_err *why, struct error_message *m)

@@ -118,7 +118,7 @@ static int encode_one(struct encode *e, struct source *src, const char *text, si
 	if (rc && (o->lines || o->jsonl))
 		err_prefix(&why, "line %zu", number + 1);
 	if (rc)
-		return stage_error(src, stream, false, &why);
+		return stage_error(src, stream, r.id, false, &why);
 	r.arrival_ns = (uint64_t)time_wall_ns();
 	return send_request(e, src, stream, &r);
 }

@@ -122,6 +122,11 @@ int work_request(const struct work *w, const struct frame *f, struct request *r,
 	return check_prompt(w, f, r->id, *ids, *n, err);
 }
 
+const char *work_name(const struct frame *f, char id[REQUEST_ID_MAX + 1])
+{
+	return meta_cstr(f->meta, "id", id, REQUEST_ID_MAX + 1) == META_OK ? id : NULL;
+}
+
 int work_whole(const struct frame *f, struct source *src, struct ds_err *err)
 {
 	if (!(f->flags & FRAME_MORE))
@@ -134,10 +139,8 @@ int work_twice(const struct frame *f, struct source *src, struct ds_err *err)
 {
 	char id[REQUEST_ID_MAX + 1];
 
-	if (meta_cstr(f->meta, "id", id, sizeof(id)) != META_OK)
-		snprintf(id, sizeof(id), "%016llx", (unsigned long long)f->stream);
 	return err_set(err, DS_DATA, "%s: frame %llu: request '%s' is still running; names must differ", source_name(src),
-		(unsigned long long)f->number, id);
+		(unsigned long long)f->number, work_name(f, id) ? id : "");
 }
 
 int work_not_finite(const struct request *r, struct ds_err *err)

@@ -55,6 +55,8 @@ bool work_sample(struct work *w, const struct request *r, const struct segment *
 	double *logprob);
 int work_not_finite(const struct request *r, struct ds_err *err);
 
+/* The name in a request frame's meta, copied to id; NULL if it has none. */
+const char *work_name(const struct frame *f, char id[REQUEST_ID_MAX + 1]);
 /* Refuses a frame whose payload goes on in the next one. */
 int work_whole(const struct frame *f, struct source *src, struct ds_err *err);
 /* A request whose name one of the same source still bears: their answers could not be told apart, so the stream is refused (DS_DATA). */

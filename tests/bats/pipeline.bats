@@ -119,8 +119,9 @@ question() {
 	for n in 1 2 3; do
 		grep -q 1325 "text.$n"
 	done
-	kill -TERM "$prefill" "$decode"
+	kill -TERM "$prefill" # the front first: one whose downstream ends before it says so with 69
 	wait "$prefill"
+	kill -TERM "$decode"
 	wait "$decode"
 }
 

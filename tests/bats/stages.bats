@@ -217,3 +217,29 @@ for n in (1, 4):
 	run -65 --separate-stderr ds-token -m "$DS_MODEL" encode --jsonl -i keys
 	[[ $stderr == *'?2J?key'* ]]
 }
+
+@test "a file size limit is an error like a full disk, nothing is left behind" {
+	requests a 400 3 >one
+	run -74 --separate-stderr bash -c "ulimit -f 8; exec ds-prefill -m '$DS_MODEL' one -o out"
+	run -74 --separate-stderr bash -c "ulimit -f 8; exec ds-model random --like '$DS_MODEL' -o model"
+	run ls -I 'separate-stderr*'
+	assert_output one
+}
+
+@test "a request that fails is named in the answers, whatever its name" {
+	printf '%s\n' '{"id": "good", "prompt": "a", "max_tokens": 2}' '{"id": "bad", "prompt_ids": [1, 2], "max_tokens": 2}' \
+		'{"id": "worse", "prompt": "a", "temperature": -1}' >lines
+	{ ds-token -m "$DS_MODEL" encode --jsonl -i lines 2>/dev/null || true; } >all
+	edit 'import struct
+for f in frames:
+    if f[4].get("id") == "bad":
+        f[5] = struct.pack("<I", 70000) + f[5][4:]
+        f[4].pop("xxh")' all >some
+	{ ds-prefill -m "$DS_MODEL" some | ds-decode -m "$DS_MODEL" | ds-token -m "$DS_MODEL" decode --jsonl; } 2>/dev/null >answers || true
+	run "$PYTHON" -c '
+import json
+for a in sorted(map(json.loads, open("answers")), key=lambda a: a["id"]):
+    print(a["id"], a["finish_reason"])
+'
+	assert_output "$(printf 'bad error\ngood length\nworse error')"
+}

@@ -52,15 +52,12 @@ static void look(const struct frame *f)
 
 static void look_at_meta(const struct frame *f)
 {
-	struct meta_builder *b = meta_new();
 	struct buf out = { 0 };
 	struct jw w;
 
 	jw_init(&w, &out);
 	meta_json(&w, f->meta);
-	meta_put_all(b, f->meta, NULL);
 	buf_free(&out);
-	meta_free(b);
 }
 
 static int read_once(int fd, bool into, unsigned *frames)

@@ -17,7 +17,8 @@
 
 enum { JOBS = 4096 };
 
-struct job { struct source *src; uint64_t stream, left, index, size; bool used; };
+/* half: a request that says "half" is one whose rest never comes. */
+struct job { struct source *src; uint64_t stream, left, index, size; bool used, half; };
 static struct { struct job job[JOBS]; size_t n; bool relay, waits; } echo;
 
 static struct job *job_new(struct source *src, const struct frame *f)
@@ -37,19 +38,23 @@ static struct job *job_new(struct source *src, const struct frame *f)
 
 TAP_USED static int echo_frame(void *ctx, struct source *src, struct frame *f, struct ds_err *err)
 {
+	bool half = meta_uint(f->meta, "half", &(uint64_t){ 0 }) == META_OK;
 	struct ds_err why;
+	struct job *j;
 
 	(void)ctx;
-	if (echo.relay || f->type != FRAME_REQUEST)
+	if ((echo.relay && !half) || f->type != FRAME_REQUEST)
 		return stage_forward(src, f);
 	if (frame_check_payload(f, err))
 		return err->code;
 	if (meta_uint(f->meta, "bad", &(uint64_t){ 0 }) == META_OK) {
 		err_set(&why, DS_DATA, "request %016llx is bad", (unsigned long long)f->stream);
-		return stage_error(src, f->stream, false, &why);
+		return stage_error(src, f->stream, NULL, false, &why);
 	}
-	if (!job_new(src, f))
+	j = job_new(src, f);
+	if (!j)
 		return err_set(err, DS_BUG, "too many jobs");
+	j->half = half;
 	source_hold(src);
 	return 0;
 }
@@ -65,7 +70,7 @@ TAP_USED static int echo_step(void *ctx, bool *busy, struct ds_err *err)
 		struct job *j = &echo.job[i];
 		struct iovec iov = { data, j->size };
 
-		if (!j->used || source_blocked(j->src) || echo.waits)
+		if (!j->used || source_blocked(j->src) || echo.waits || j->half)
 			continue;
 		meta_reset(b);
 		meta_put_uint(b, "index", j->index++);
@@ -94,7 +99,18 @@ TAP_USED static void echo_gone(void *ctx, struct source *src, bool complete)
 		}
 }
 
-static const struct stage_ops echo_ops = { .frame = echo_frame, .step = echo_step, .gone = echo_gone };
+TAP_USED static bool echo_incomplete(void *ctx, struct source *src)
+{
+	(void)ctx;
+	for (size_t i = 0; i < JOBS; i++)
+		if (echo.job[i].used && echo.job[i].half && echo.job[i].src == src)
+			return true;
+	return false;
+}
+
+static const struct stage_ops echo_ops = {
+	.frame = echo_frame, .step = echo_step, .gone = echo_gone, .incomplete = echo_incomplete
+};
 
 TAP_USED static struct stage_options defaults(void)
 {
@@ -155,6 +171,51 @@ TAP_USED static int finish(pid_t pid)
 	if (waitpid(pid, &status, 0) != pid)
 		return -1;
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+/* ---- services ---- */
+
+static char socket_dir[] = "/tmp/dsutils-stage-XXXXXX";
+
+TAP_USED static const char *socket_address(const char *name)
+{
+	static char text[4][200];
+	static unsigned k;
+	char *s = text[k++ % 4];
+
+	snprintf(s, sizeof text[0], "unix:%s/%s", socket_dir, name);
+	return s;
+}
+
+/* patience: --peer-timeout in seconds, 0: the default of half a second */
+TAP_USED static pid_t serve_for(const char *address, const char *connect, int patience)
+{
+	struct stage_options o = defaults();
+
+	o.listen = address;
+	o.connect = connect;
+	if (patience)
+		o.peer_ns = patience * INT64_C(1000000000);
+	return start(o, -1, -1, -1, true);
+}
+
+TAP_USED static pid_t serve_at(const char *address, const char *connect)
+{
+	return serve_for(address, connect, 0);
+}
+
+TAP_USED static const char *free_tcp(void)
+{
+	static char text[64];
+	struct addr a;
+	struct ds_err err;
+	int fd;
+
+	if (addr_parse("tcp:127.0.0.1:0", &a, &err) || addr_listen(&a, false, &fd, &err))
+		tap_bail("%s", err.text);
+	addr_local(fd, text, sizeof text);
+	addr_unlisten(&a, fd);
+	return text;
 }
 
 /* ---- a client ---- */
@@ -218,6 +279,15 @@ TAP_USED static int ask(struct client *c, uint64_t stream, uint64_t tokens, uint
 	if (size)
 		meta_put_uint(c->b, "size", size);
 	return frame_write(c->w, FRAME_REQUEST, 0, stream, c->b, &iov, 1, true, &err);
+}
+
+TAP_USED static int ask_half(struct client *c, uint64_t stream)
+{
+	struct ds_err err;
+
+	meta_reset(c->b);
+	meta_put_uint(c->b, "half", 1);
+	return frame_write(c->w, FRAME_REQUEST, 0, stream, c->b, NULL, 0, false, &err);
 }
 
 TAP_USED static int say_end(struct client *c)

@@ -209,27 +209,6 @@ static void test_mismatch(void)
 
 /* ---- services ---- */
 
-static char socket_dir[] = "/tmp/dsutils-stage-XXXXXX";
-
-static const char *socket_address(const char *name)
-{
-	static char text[4][200];
-	static unsigned k;
-	char *s = text[k++ % 4];
-
-	snprintf(s, sizeof text[0], "unix:%s/%s", socket_dir, name);
-	return s;
-}
-
-static pid_t serve_at(const char *address, const char *connect)
-{
-	struct stage_options o = defaults();
-
-	o.listen = address;
-	o.connect = connect;
-	return start(o, -1, -1, -1, true);
-}
-
 static void test_service(const char *address)
 {
 	enum { CLIENTS = 60 };
@@ -346,7 +325,7 @@ static double cpu_seconds(pid_t pid)
 static void test_slow_reader(void)
 {
 	const char *address = socket_address("slow");
-	pid_t pid = serve_at(address, NULL);
+	pid_t pid = serve_for(address, NULL, 20);
 	struct client c;
 	unsigned count[FRAME_TYPE_COUNT];
 	double cpu;
@@ -401,7 +380,7 @@ static void test_drain(void)
 		"new requests are refused with 75");
 	client_close(&busy);
 	tap_is_int(finish(pid), 0, "drained: 0");
-	pid = serve_at(address, NULL);
+	pid = serve_for(address, NULL, 20);
 	client_open(&late, address);
 	say_hello(&late, "m");
 	ask(&late, 1, 1 << 30, 1 << 20);
@@ -411,7 +390,7 @@ static void test_drain(void)
 	kill(pid, SIGTERM);
 	tap_is_int(finish(pid), DS_TEMP, "a second signal stops now: 75");
 	client_close(&late);
-	pid = serve_at(address, NULL);
+	pid = serve_for(address, NULL, 20);
 	client_open(&late, address);
 	say_hello(&late, "m");
 	ask(&late, 1, 1 << 30, 1 << 20);
@@ -649,20 +628,6 @@ static void test_notify(void)
 	tap_is_int(finish(pid), 0, "SIGHUP and SIGUSR1 do not end it");
 	close(fd);
 	unlink(address);
-}
-
-static const char *free_tcp(void)
-{
-	static char text[64];
-	struct addr a;
-	struct ds_err err;
-	int fd;
-
-	if (addr_parse("tcp:127.0.0.1:0", &a, &err) || addr_listen(&a, false, &fd, &err))
-		tap_bail("%s", err.text);
-	addr_local(fd, text, sizeof text);
-	addr_unlisten(&a, fd);
-	return text;
 }
 
 int main(void)
