@@ -31,8 +31,8 @@ int kern_stream_new(struct kern_stream **out, int threads, const char *set, stru
 void kern_stream_free(struct kern_stream *s);
 const char *kern_set_name(const struct kern_stream *s);
 int kern_threads(const struct kern_stream *s);
-/* Makes every thread's working memory at least `bytes` large, and what they share `shared`.  Attention says what it needs
- * (kern_attn_bytes); routing needs some KiB and takes them as it goes. */
+/* Makes every thread's working memory at least `bytes` large, and what they share `shared`.  Attention says what it
+ * needs (kern_attn_bytes); routing needs some KiB and takes them as it goes. */
 int kern_reserve(struct kern_stream *s, size_t bytes, size_t shared, struct ds_err *err);
 
 /* Runs fn(arg, i, worker) for i in [0, n) on the stream's threads, returns when all are done; worker < threads. */
@@ -156,9 +156,10 @@ struct attn_seg {
 	struct kv_pages kv;
 };
 
-/* Working memory of a thread that attention may need for segments of up to `rows` rows, and (*shared) of all of them together:
- * kern_reserve both beforehand, since running out of memory later ends the process. */
-size_t kern_attn_bytes(const struct kern_stream *s, const struct attn_shape *a, const struct kv_pages *kv, size_t rows, size_t *shared);
+/* Working memory of a thread that attention may need for segments of up to `rows` rows, and (*shared) of all of them
+ * together: kern_reserve both beforehand, since running out of memory later ends the process. */
+size_t kern_attn_bytes(const struct kern_stream *s, const struct attn_shape *a, const struct kv_pages *kv, size_t rows,
+	size_t *shared);
 /* Expanded form (prefill): keys and values of each head are made from the latents.  Absorbed form (decode): the query
  * is taken into the latent space and the answer out of it.  Online softmax over pages at absolute positions, so that
  * chunking cannot change a bit; a row's result depends on its position and the cache only.  Rows of the cache beyond a

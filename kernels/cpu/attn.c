@@ -56,7 +56,8 @@ void attn_expand_page(const struct attn_task *t, const struct expanded_scratch *
 	}
 }
 
-size_t kern_attn_bytes(const struct kern_stream *s, const struct attn_shape *a, const struct kv_pages *kv, size_t rows, size_t *shared)
+size_t kern_attn_bytes(const struct kern_stream *s, const struct attn_shape *a, const struct kv_pages *kv, size_t rows,
+	size_t *shared)
 {
 	struct expanded_scratch x;
 	size_t n = expanded_layout(&x, NULL, a, kv, rows < EXPANDED_ROWS ? rows : EXPANDED_ROWS);

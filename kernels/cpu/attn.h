@@ -174,7 +174,8 @@ static inline size_t query_layout(struct query_scratch *x, void *area, const str
 }
 
 /* Most that any thread, or the owner, needs for the absorbed form. */
-size_t attn_absorbed_bytes(const struct kern_stream *s, const struct attn_shape *a, const struct kv_pages *kv, size_t *shared);
+size_t attn_absorbed_bytes(const struct kern_stream *s, const struct attn_shape *a, const struct kv_pages *kv,
+	size_t *shared);
 /* Keys and values of tokens 0 .. n of page p for the task's head, float32 (values rounded if asked), into x->k and
  * x->v. */
 void attn_expand_page(const struct attn_task *t, const struct expanded_scratch *x, size_t p, size_t n, bool round);

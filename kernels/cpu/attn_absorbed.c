@@ -226,7 +226,8 @@ static void chunk_run(struct absorbed *b)
 	b->npieces = b->rows = 0;
 }
 
-size_t attn_absorbed_bytes(const struct kern_stream *s, const struct attn_shape *a, const struct kv_pages *kv, size_t *shared)
+size_t attn_absorbed_bytes(const struct kern_stream *s, const struct attn_shape *a, const struct kv_pages *kv,
+	size_t *shared)
 {
 	struct absorbed b = { .shape = a, .wave = WAVE * (size_t)kern_threads(s) };
 	struct query_scratch q;

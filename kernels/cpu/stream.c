@@ -176,7 +176,8 @@ int kern_reserve(struct kern_stream *s, size_t bytes, size_t shared, struct ds_e
 	for (int i = 0; i < s->pool.threads; i++)
 		if (!grow(&s->scratch[i], bytes))
 			return err_nomem(err, bytes, "a thread's working memory");
-	return grow(&s->scratch[s->pool.threads], shared) ? 0 : err_nomem(err, shared, "the threads' shared working memory");
+	return grow(&s->scratch[s->pool.threads], shared) ? 0 : err_nomem(err, shared,
+		"the threads' shared working memory");
 }
 
 void *kern_scratch(struct kern_stream *s, int worker, size_t bytes)

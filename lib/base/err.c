@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Length of what may not reach a terminal at s: C0 and C1 controls, marks that turn the writing direction; 0 if nothing. */
+/* Length of what may not reach a terminal at s: C0 and C1 controls, marks that turn the writing direction; 0 if
+ * nothing. */
 static size_t control_len(const unsigned char *s)
 {
 	if (s[0] < 0x20 || s[0] == 0x7f)

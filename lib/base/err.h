@@ -37,7 +37,8 @@ int err_set(struct ds_err *err, int code, const char *fmt, ...) __attribute__((f
 int err_errno(struct ds_err *err, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 /* Puts `fmt: ` in front of the present text, keeps and returns the code. */
 int err_prefix(struct ds_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Makes a text fit for one line of a terminal: control characters (C0, C1) and marks that turn the writing direction become '?'. */
+/* Makes a text fit for one line of a terminal: control characters (C0, C1) and marks that turn the writing direction
+ * become '?'. */
 void err_one_line(char *text);
 /* "out of memory: N bytes for what" with DS_OS. */
 int err_nomem(struct ds_err *err, size_t bytes, const char *what);

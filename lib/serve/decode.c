@@ -207,7 +207,8 @@ static int take_request(struct decode *d, struct source *src, struct frame *f, s
 	if (find(d, src, f->stream))
 		return work_twice(f, src, err);
 	if (arriving_from(d, src) >= d->max_batch) {
-		err_set(&why, DS_TEMP, "%zu requests of this stream have begun to arrive and none is complete", d->max_batch);
+		err_set(&why, DS_TEMP, "%zu requests of this stream have begun to arrive and none is complete",
+			d->max_batch);
 		return stage_error(src, f->stream, work_name(f, id), true, &why);
 	}
 	j = mem_calloc(1, sizeof(*j));
@@ -296,8 +297,8 @@ static int on_head(void *ctx, struct source *src, struct frame *f, void **dst, s
 
 	(void)err;
 	j = find(d, src, f->stream);
-	/* Full: nothing more is read from here than what belongs to requests that are held, cancels among them.  A source without any may
-	 * have one. */
+	/* Full: nothing more is read from here than what belongs to requests that are held, cancels among them.  A
+	 * source without any may have one. */
 	if (f->type == FRAME_REQUEST && d->held >= d->max_batch && has_jobs(d, src) && !arriving_from(d, src))
 		held_pause(&d->paused, src);
 	if (f->type != FRAME_KV || !j)
@@ -417,9 +418,9 @@ static bool has_blocks(const struct job *k)
 	return k->kv.count && !k->parked.bytes;
 }
 
-/* Makes blocks free for j, which could run: first those of requests that are still arriving, whatever their age, since they cannot run
- * (they go on arriving into ordinary memory; one whose block is being read at this moment keeps its own, --peer-timeout bounds that);
- * then those of the youngest that is younger than j.  False if there is none. */
+/* Makes blocks free for j, which could run: first those of requests that are still arriving, whatever their age, since
+ * they cannot run (they go on arriving into ordinary memory; one whose block is being read at this moment keeps its
+ * own, --peer-timeout bounds that); then those of the youngest that is younger than j.  False if there is none. */
 static bool park_another(struct decode *d, const struct job *j)
 {
 	struct job *k;

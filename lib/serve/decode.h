@@ -12,8 +12,8 @@
 
 struct decode;
 
-/* max_batch: most requests decoded together.  While so many are held, a source is read only until the requests that it has begun are
- * complete. */
+/* max_batch: most requests decoded together.  While so many are held, a source is read only until the requests that it
+ * has begun are complete. */
 int decode_new(struct decode **d, struct work *w, size_t max_batch, struct ds_err *err);
 void decode_free(struct decode *d);
 

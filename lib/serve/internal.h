@@ -107,7 +107,8 @@ struct stage {
 void stage_fail(struct stage *st, const struct ds_err *why);   /* notes the first error; the run goes on */
 void stage_abort(struct stage *st, const struct ds_err *why);  /* notes it and ends the run */
 void stage_drain(struct stage *st);
-void send_error(struct stage *st, struct sink *to, uint64_t stream, const char *id, bool retryable, const struct ds_err *why);
+void send_error(struct stage *st, struct sink *to, uint64_t stream, const char *id, bool retryable,
+	const struct ds_err *why);
 
 /* loop.c */
 int stage_loop(struct stage *st, struct ds_err *err);

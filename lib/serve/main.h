@@ -4,8 +4,8 @@
 
 #include "serve/stage.h"
 
-/* Parses the options (one operand is the input file), sets logging up, calls run, reports its error.  Returns the exit code;
- * DS_SIGPIPE is silent. */
+/* Parses the options (one operand is the input file), sets logging up, calls run, reports its error.  Returns the exit
+ * code; DS_SIGPIPE is silent. */
 int stage_main(const struct opt_program *p, int argc, char **argv, struct stage_options *io,
 	int (*run)(struct ds_err *err));
 /* The same logging set-up and error report for programs with sub-commands. */

@@ -237,7 +237,8 @@ static int cancel(struct prefill *p, struct source *src, const struct frame *f)
 	return 0;
 }
 
-/* Full: nothing more is read from here than cancels and the like, up to the next request.  A source without any may have one. */
+/* Full: nothing more is read from here than cancels and the like, up to the next request.  A source without any may
+ * have one. */
 static int on_head(void *ctx, struct source *src, struct frame *f, void **dst, struct ds_err *err)
 {
 	struct prefill *p = ctx;

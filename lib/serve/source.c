@@ -243,7 +243,8 @@ static int read_raw(struct source *src, struct ds_err *err)
 		n = read(src->fd, buf, sizeof buf);
 	while (n < 0 && errno == EINTR);
 	if (n < 0)
-		return errno == EAGAIN ? 0 : err_errno(err, errno == ECONNRESET ? DS_DATA : DS_IO, "cannot read '%s'", src->name);
+		return errno == EAGAIN ? 0 : err_errno(err, errno == ECONNRESET ? DS_DATA : DS_IO, "cannot read '%s'",
+			src->name);
 	src->input_done = n == 0;
 	return src->st->ops->raw(src->st->cfg->ctx, src, buf, (size_t)n, n == 0, err);
 }

@@ -39,7 +39,8 @@ void stage_abort(struct stage *st, const struct ds_err *why)
 	st->stop = true;
 }
 
-void send_error(struct stage *st, struct sink *to, uint64_t stream, const char *id, bool retryable, const struct ds_err *why)
+void send_error(struct stage *st, struct sink *to, uint64_t stream, const char *id, bool retryable,
+	const struct ds_err *why)
 {
 	struct error_message m = { .code = (uint64_t)why->code, .retryable = retryable };
 	struct ds_err err;

@@ -78,9 +78,9 @@ struct stage_ops {
 	/* Draining began: refuse new requests with stage_error(DS_TEMP).  NULL: the stage refuses request frames
 	 * itself. */
 	void (*drain)(void *ctx);
-	/* True where a request of src is held whose frames have come in part only.  Such a source is truncated where its
-	 * input is over, and dropped where it is a connection that stays silent for --peer-timeout.  NULL: what is held
-	 * for a source whose input is over counts as partial when there is nothing else to do. */
+	/* True where a request of src is held whose frames have come in part only.  Such a source is truncated where
+	 * its input is over, and dropped where it is a connection that stays silent for --peer-timeout.  NULL: what is
+	 * held for a source whose input is over counts as partial when there is nothing else to do. */
 	bool (*incomplete)(void *ctx, struct source *src);
 	/* SIGUSR1: state as JSON to stderr (may be NULL). */
 	void (*state)(void *ctx);
@@ -108,8 +108,8 @@ int stage_run(const struct stage_config *cfg, struct ds_err *err);
 int stage_send(struct source *src, unsigned type, uint64_t stream, const struct meta_builder *meta,
 	const struct iovec *iov, int n, bool hash);
 int stage_forward(struct source *src, const struct frame *f);
-/* An ERROR frame for one request: code, id (NULL: not known), message, retryable; one line on stderr too.  The run's exit code becomes
- * `code` in a filter. */
+/* An ERROR frame for one request: code, id (NULL: not known), message, retryable; one line on stderr too.  The run's
+ * exit code becomes `code` in a filter. */
 int stage_error(struct source *src, uint64_t stream, const char *id, bool retryable, const struct ds_err *why);
 /* Raw output, to the output (also with -c). */
 int stage_write(struct source *src, const void *p, size_t n);

@@ -95,17 +95,20 @@ static int check_prompt(const struct work *w, const struct frame *f, const char 
 	const struct config *c = &w->model->config;
 
 	if (n > c->max_positions)
-		return err_set(err, DS_DATA, "request '%s': prompt of %zu tokens is longer than the model's context of %zu", id, n,
+		return err_set(err, DS_DATA,
+			"request '%s': prompt of %zu tokens is longer than the model's context of %zu", id, n,
 			c->max_positions);
 	/* What is kept of a request is its frame: a payload of something else would be kept, too. */
 	if (f->data_len > round_up(n * sizeof(*ids), FRAME_ALIGN) + FRAME_ALIGN)
 		return err_set(err, DS_DATA, "request '%s': a payload of %u bytes for %zu tokens", id, f->data_len, n);
 	for (size_t i = 0; i < n; i++)
 		if (ids[i] >= c->vocab)
-			return err_set(err, DS_DATA, "request '%s': token %u at %zu is not in the model's vocabulary of %zu", id,
+			return err_set(err, DS_DATA,
+				"request '%s': token %u at %zu is not in the model's vocabulary of %zu", id,
 				ids[i], i, c->vocab);
 	if (kv_blocks_for(n) > w->pool->blocks)
-		return err_set(err, DS_CONFIG, "request '%s': prompt of %zu tokens needs %zu KV blocks, --kv-memory holds %zu", id,
+		return err_set(err, DS_CONFIG,
+			"request '%s': prompt of %zu tokens needs %zu KV blocks, --kv-memory holds %zu", id,
 			n, kv_blocks_for(n), w->pool->blocks);
 	return 0;
 }
@@ -115,7 +118,8 @@ int work_request(const struct work *w, const struct frame *f, struct request *r,
 {
 	int rc;
 
-	if ((rc = request_get(f, r, err)) || (rc = frame_check_payload(f, err)) || (rc = request_tokens(f, ids, n, err)))
+	if ((rc = request_get(f, r, err)) || (rc = frame_check_payload(f, err)) ||
+	    (rc = request_tokens(f, ids, n, err)))
 		return rc;
 	if (f->stream != frame_stream_id(r->id, strlen(r->id)))
 		return err_set(err, DS_DATA, "request '%s': its stream id is not the hash of its name", r->id);
@@ -131,7 +135,8 @@ int work_whole(const struct frame *f, struct source *src, struct ds_err *err)
 {
 	if (!(f->flags & FRAME_MORE))
 		return 0;
-	return err_set(err, DS_DATA, "%s: frame %llu: a payload cut into several frames is not supported by this version",
+	return err_set(err, DS_DATA,
+		"%s: frame %llu: a payload cut into several frames is not supported by this version",
 		source_name(src), (unsigned long long)f->number);
 }
 
@@ -139,13 +144,14 @@ int work_twice(const struct frame *f, struct source *src, struct ds_err *err)
 {
 	char id[REQUEST_ID_MAX + 1];
 
-	return err_set(err, DS_DATA, "%s: frame %llu: request '%s' is still running; names must differ", source_name(src),
-		(unsigned long long)f->number, work_name(f, id) ? id : "");
+	return err_set(err, DS_DATA, "%s: frame %llu: request '%s' is still running; names must differ",
+		source_name(src), (unsigned long long)f->number, work_name(f, id) ? id : "");
 }
 
 int work_not_finite(const struct request *r, struct ds_err *err)
 {
-	return err_set(err, DS_DATA, "request '%s': the model's logits are not finite; 'ds-model verify' checks its weights", r->id);
+	return err_set(err, DS_DATA,
+		"request '%s': the model's logits are not finite; 'ds-model verify' checks its weights", r->id);
 }
 
 int work_other(struct source *src, const struct frame *f, struct ds_err *err)

@@ -50,7 +50,8 @@ int work_request(const struct work *w, const struct frame *f, struct request *r,
 /* A frame that a stage has no use for: ERROR and DONE travel on, a droppable one is dropped, any other is refused. */
 int work_other(struct source *src, const struct frame *f, struct ds_err *err);
 
-/* The choice of the token at `position` from a segment's logits; false where they are not finite (work_not_finite says so). */
+/* The choice of the token at `position` from a segment's logits; false where they are not finite (work_not_finite says
+ * so). */
 bool work_sample(struct work *w, const struct request *r, const struct segment *s, uint64_t position, uint32_t *token,
 	double *logprob);
 int work_not_finite(const struct request *r, struct ds_err *err);
@@ -59,7 +60,8 @@ int work_not_finite(const struct request *r, struct ds_err *err);
 const char *work_name(const struct frame *f, char id[REQUEST_ID_MAX + 1]);
 /* Refuses a frame whose payload goes on in the next one. */
 int work_whole(const struct frame *f, struct source *src, struct ds_err *err);
-/* A request whose name one of the same source still bears: their answers could not be told apart, so the stream is refused (DS_DATA). */
+/* A request whose name one of the same source still bears: their answers could not be told apart, so the stream is
+ * refused (DS_DATA). */
 int work_twice(const struct frame *f, struct source *src, struct ds_err *err);
 
 /* One line of JSON to stderr, for SIGUSR1. */
