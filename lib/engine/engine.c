@@ -148,7 +148,6 @@ void engine_free(struct engine *e)
 	free(e);
 }
 
-const struct model *engine_model(const struct engine *e) { return e->m; }
 const char *engine_kernels(const struct engine *e) { return kern_set_name(e->s); }
 enum dtype engine_kv_type(const struct engine *e) { return e->round ? DT_BF16 : DT_F32; }
 size_t engine_kv_dim(const struct engine *e) { return e->c->kv_lora + e->c->rope; }

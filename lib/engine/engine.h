@@ -47,7 +47,6 @@ struct segment {
 int engine_new(struct engine **e, const struct model *m, const struct engine_config *c, struct ds_err *err);
 void engine_free(struct engine *e);
 
-const struct model *engine_model(const struct engine *e);
 const char *engine_kernels(const struct engine *e);
 enum dtype engine_kv_type(const struct engine *e);  /* of the pool that goes with it */
 size_t engine_kv_dim(const struct engine *e);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/version.h"
 
@@ -51,6 +52,8 @@ int work_open(struct work *w, const struct work_options *o, size_t max_rows, siz
 		rc = err_nomem(err, max_segs * sizeof(*w->segs), "segments");
 		goto fail;
 	}
+	log_msg(LOG_INFO, "model %s in '%s', kernels %s, %d threads, %zu KV blocks of %d tokens", w->model->fingerprint,
+		o->model, engine_kernels(w->engine), c.threads, w->pool->blocks, KV_BLOCK);
 	return 0;
 fail:
 	work_close(w);

@@ -243,3 +243,9 @@ for a in sorted(map(json.loads, open("answers")), key=lambda a: a["id"]):
 '
 	assert_output "$(printf 'bad error\ngood length\nworse error')"
 }
+
+@test "-v says which model, kernels and memory are used" {
+	requests a 5 3 >one
+	DS_KERNELS=scalar run -0 --separate-stderr ds-prefill -v -j 2 -m "$DS_MODEL" one -o out
+	[[ $stderr == *"model $(ds-model fingerprint "$DS_MODEL")"*"kernels scalar, 2 threads"* ]]
+}

@@ -343,8 +343,8 @@ static void run_set(const char *name)
 	for (int absorbed = 0; absorbed < 2; absorbed++) {
 		level2(&r, "p7", absorbed);
 		level2(&r, "p64", absorbed);
-		level3(&r, "p1", absorbed, 1e-2);
-		level3(&r, "p7", absorbed, 1e-2);
+		level3(&r, "p1", absorbed, 1e-5);
+		level3(&r, "p7", absorbed, 1e-5);
 		level3(&r, "p64", absorbed, 5e-2);
 		level3(&r, "p200", absorbed, 5e-2);
 		level3(&r, "decode", absorbed, 5e-2);
