@@ -64,6 +64,8 @@ void stage_attn0(struct engine *e, const struct layer *l, size_t n, struct batch
 	kern_rmsnorm(e->s, e->kva, ldk, e->kva, ldk, &l->kv_a_norm, (float)c->eps, b->rows, c->kv_lora, e->round);
 	kern_rope(e->s, e->q + c->nope, c->heads * head, head, c->heads, c->rope, e->cs, b->rows, e->round);
 	kern_rope(e->s, e->kva + c->kv_lora, ldk, 0, 1, c->rope, e->cs, b->rows, e->round);
+	engine_show(e, b, "q", n, DT_F32, e->q, c->heads * head);
+	engine_show(e, b, "kv", n, DT_F32, e->kva, ldk);
 	write_cache(e, n, b);
 }
 
@@ -106,7 +108,7 @@ static void core_attention(struct engine *e, const struct layer *l, size_t n, co
 		kern_attn_absorbed(e->s, &a, e->attn, count);
 }
 
-static void gate(struct engine *e, const struct layer *l, size_t n, size_t rows)
+static void gate(struct engine *e, const struct layer *l, size_t n, const struct batch *b)
 {
 	const struct config *c = e->c;
 	struct route r = { .score = c->score, .method = c->topk, .experts = c->experts, .top_k = c->top_k,
@@ -114,11 +116,11 @@ static void gate(struct engine *e, const struct layer *l, size_t n, size_t rows)
 		.scale = (float)c->route_scale, .bias = l->bias };
 
 	/* The gate's logits are not rounded: experts are chosen in float32. */
-	engine_linear(e, e->router, e->x, &l->router, rows, e->packed, false);
-	kern_route(e->s, &r, e->router, rows, e->ids, e->weights);
-	engine_show(e, "router.logits", n, DT_F32, e->router, rows, c->experts);
-	engine_show(e, "router.ids", n, DT_U32, e->ids, rows, c->top_k);
-	engine_show(e, "router.weights", n, DT_F32, e->weights, rows, c->top_k);
+	engine_linear(e, e->router, e->x, &l->router, b->rows, e->packed, false);
+	kern_route(e->s, &r, e->router, b->rows, e->ids, e->weights);
+	engine_show(e, b, "router.logits", n, DT_F32, e->router, c->experts);
+	engine_show(e, b, "router.ids", n, DT_U32, e->ids, c->top_k);
+	engine_show(e, b, "router.weights", n, DT_F32, e->weights, c->top_k);
 }
 
 void stage_attn1(struct engine *e, const struct layer *l, size_t n, struct batch *b)
@@ -126,10 +128,12 @@ void stage_attn1(struct engine *e, const struct layer *l, size_t n, struct batch
 	const struct config *c = e->c;
 
 	core_attention(e, l, n, b);
+	engine_show(e, b, "attn_core", n, DT_F32, e->o, c->heads * c->v);
 	engine_linear(e, e->t, e->o, &l->o, b->rows, e->packed2, e->round);
+	engine_show(e, b, "attn_out", n, DT_F32, e->t, c->hidden);
 	kern_add(e->s, e->h, e->t, b->rows * c->hidden, e->round);
-	engine_show(e, "attn", n, DT_F32, e->h, b->rows, c->hidden);
+	engine_show(e, b, "attn", n, DT_F32, e->h, c->hidden);
 	kern_rmsnorm(e->s, e->x, c->hidden, e->h, c->hidden, &l->ffn_norm, (float)c->eps, b->rows, c->hidden, e->round);
 	if (l->moe)
-		gate(e, l, n, b->rows);
+		gate(e, l, n, b);
 }

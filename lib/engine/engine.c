@@ -44,6 +44,7 @@ static void lay_out_attention(struct engine *e, size_t *at)
 	e->kva = part(e, at, rows * (c->kv_lora + c->rope), sizeof(float));
 	e->o = part(e, at, rows * c->heads * c->v, sizeof(float));
 	e->attn = part(e, at, e->max_segs, sizeof(struct attn_seg));
+	e->shown = part(e, at, e->max_segs, sizeof(struct tap_rows));
 }
 
 static void lay_out_ffn(struct engine *e, size_t *at)
@@ -157,19 +158,6 @@ int engine_kv_pool(const struct engine *e, uint64_t bytes, struct kv_pool **p, s
 	return kv_pool_new(p, engine_kv_type(e), e->c->layers, engine_kv_dim(e), bytes, err);
 }
 
-void engine_set_tap(struct engine *e, engine_tap fn, void *ctx)
-{
-	e->tap = fn;
-	e->tap_ctx = ctx;
-}
-
-void engine_show(const struct engine *e, const char *point, size_t layer, enum dtype type, const void *data,
-	size_t rows, size_t cols)
-{
-	if (e->tap)
-		e->tap(e->tap_ctx, point, layer, type, data, rows, cols);
-}
-
 /* ---- products ---- */
 
 enum act_kind engine_act(const struct engine *e, const struct mat *w)
@@ -203,7 +191,7 @@ void engine_embed(struct engine *e, struct batch *b)
 	kern_embed(e->s, e->h, c->hidden, &e->m->embed, e->tokens, b->rows);
 	if (e->round)
 		kern_round(e->s, e->h, b->rows * c->hidden);
-	engine_show(e, "embed", 0, DT_F32, e->h, b->rows, c->hidden);
+	engine_show(e, b, "embed", 0, DT_F32, e->h, c->hidden);
 }
 
 void engine_layer(struct engine *e, size_t n, struct batch *b)
@@ -221,8 +209,9 @@ void engine_layer(struct engine *e, size_t n, struct batch *b)
 	} else {
 		stage_dense(e, l, b);
 	}
+	engine_show(e, b, "mlp_out", n, DT_F32, e->t, e->c->hidden);
 	kern_add(e->s, e->h, e->t, b->rows * e->c->hidden, e->round);
-	engine_show(e, "out", n, DT_F32, e->h, b->rows, e->c->hidden);
+	engine_show(e, b, "out", n, DT_F32, e->h, e->c->hidden);
 }
 
 /* The last norm for all rows, the head for those whose logits are wanted. */
@@ -232,7 +221,7 @@ void engine_head(struct engine *e, struct batch *b)
 	size_t row = 0, n = 0;
 
 	kern_rmsnorm(e->s, e->x, c->hidden, e->h, c->hidden, &e->m->norm, (float)c->eps, b->rows, c->hidden, e->round);
-	engine_show(e, "final", 0, DT_F32, e->x, b->rows, c->hidden);
+	engine_show(e, b, "final", 0, DT_F32, e->x, c->hidden);
 	for (size_t i = 0; i < b->count; i++) {
 		row += b->segs[i].rows;
 		if (b->segs[i].want_logits)
@@ -241,6 +230,7 @@ void engine_head(struct engine *e, struct batch *b)
 	if (!n)
 		return;
 	engine_linear(e, e->logits, e->last, &e->m->head, n, e->packed, false);
+	engine_show_last(e, b, "logits", e->logits, c->vocab);
 	kern_argmax_lse(e->s, e->logits, c->vocab, n, c->vocab, e->argmax, e->lse);
 	n = 0;
 	for (size_t i = 0; i < b->count; i++)
@@ -288,5 +278,6 @@ int engine_step(struct engine *e, struct segment *segs, size_t count, struct ds_
 	engine_head(e, &b);
 	for (size_t i = 0; i < count; i++)
 		segs[i].kv->length += segs[i].rows;
+	e->step++;
 	return 0;
 }

@@ -35,6 +35,7 @@ struct segment {
 	struct kv_seq *kv;       /* has room (kv_seq_reserve) for length + rows tokens; the step advances length */
 	const uint32_t *tokens;  /* [rows], each below the vocabulary's size */
 	size_t rows;
+	uint64_t stream;         /* what a tap calls the sequence; the engine does not look at it */
 	bool absorbed;
 	bool want_logits;        /* of the last row */
 	/* set by the step where logits are wanted; valid until the next step */
@@ -56,13 +57,35 @@ int engine_kv_pool(const struct engine *e, uint64_t bytes, struct kv_pool **p, s
 int engine_step(struct engine *e, struct segment *segs, size_t count, struct ds_err *err);
 
 /*
- * Taps: fn sees a tensor at a point of a layer while a step runs (goldens, dumps).  Points and their rows:
- *   "embed" [rows, hidden] layer 0, "attn" and "out" (residual stream after attention and after the layer)
- *   [rows, hidden],
- *   "router.logits" [rows, experts], "router.ids" (U32) and "router.weights" [rows, top_k], "final" [rows, hidden].
+ * Taps: fn sees tensors while a step runs (goldens, dumps), each where it is complete and before anything overwrites
+ * it.  What is shown is the engine's own memory, valid during the call.  Without a tap the points cost nothing.
  */
-typedef void (*engine_tap)(void *ctx, const char *point, size_t layer, enum dtype type, const void *data, size_t rows,
-	size_t cols);
+struct tap_rows { uint64_t stream, first; size_t rows; }; /* rows first, first + 1, ... of a sequence */
+struct tap_tensor {
+	const char *point;       /* a name of engine_points */
+	size_t layer;            /* 0 where the point is of no layer */
+	enum dtype type;         /* DT_F32; DT_U32 for router.ids */
+	const void *data;        /* [rows, cols] */
+	size_t rows, cols;
+	const struct tap_rows *segs; /* [seg_count] whose rows they are, in order */
+	size_t seg_count;
+	uint64_t step;           /* 0: the engine's first */
+};
+typedef void (*engine_tap)(void *ctx, const struct tap_tensor *t);
 void engine_set_tap(struct engine *e, engine_tap fn, void *ctx);
+
+/*
+ * The points in the order in which a step reaches them, ended by a NULL name.
+ *   embed                          [rows, hidden]
+ *   q attn_core                    [rows, heads * (nope + rope)] after RoPE; [rows, heads * v] before o_proj
+ *   kv                             [rows, kv_lora + rope] as the cache takes them: normed latent, rotated key
+ *   attn_out mlp_out               [rows, hidden] what attention and the FFN or MoE add to the residual stream
+ *   attn out                       [rows, hidden] the residual stream after attention, after the layer
+ *   router.logits .ids .weights    [rows, experts], [rows, top_k] twice; MoE layers only
+ *   final                          [rows, hidden] after the last norm
+ *   logits                         [sequences whose logits are wanted, vocab]
+ */
+struct engine_point { const char *name; bool layered, moe; };
+extern const struct engine_point engine_points[];
 
 #endif

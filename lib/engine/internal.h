@@ -13,6 +13,7 @@ struct engine {
 	size_t max_rows, max_segs;
 	engine_tap tap;
 	void *tap_ctx;
+	uint64_t step;          /* steps done */
 
 	/* working memory of a step, R = max_rows, S = R * top_k; all of it in one reserved mapping, touched as used */
 	unsigned char *memory;
@@ -43,6 +44,7 @@ struct engine {
 	double *lse;            /* [max_segs] */
 	struct gemm *gemms;     /* [2 * experts + 4] */
 	struct attn_seg *attn;  /* [max_segs] */
+	struct tap_rows *shown; /* [max_segs] whose rows a tap sees */
 	void **pages;           /* [page_cap] page pointers of all segments at one layer */
 	size_t page_cap;
 };
@@ -56,8 +58,10 @@ struct batch {
 enum act_kind engine_act(const struct engine *e, const struct mat *w);
 /* y [rows, w->rows] = x [rows, w->cols] W^T, packing x into buf. */
 void engine_linear(struct engine *e, float *y, const float *x, const struct mat *w, size_t rows, void *buf, bool round);
-void engine_show(const struct engine *e, const char *point, size_t layer, enum dtype type, const void *data,
-	size_t rows, size_t cols);
+/* Shows the tap, if there is one, a tensor [b->rows, cols]; _last: [segments that want logits, cols]. */
+void engine_show(const struct engine *e, const struct batch *b, const char *point, size_t layer, enum dtype type,
+	const void *data, size_t cols);
+void engine_show_last(const struct engine *e, const struct batch *b, const char *point, const float *data, size_t cols);
 
 /* The parts of a step: the residual stream e->h from the segments' tokens; one layer; norm and head. */
 void engine_embed(struct engine *e, struct batch *b);

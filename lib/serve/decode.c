@@ -498,7 +498,7 @@ static int on_step(void *ctx, bool *busy, struct ds_err *err)
 		return 0;
 	for (size_t i = 0; i < n; i++)
 		segs[i] = (struct segment){ .kv = &d->stepping[i]->kv, .tokens = &d->stepping[i]->token, .rows = 1,
-			.absorbed = true, .want_logits = true };
+			.stream = d->stepping[i]->stream, .absorbed = true, .want_logits = true };
 	rc = engine_step(d->w->engine, segs, n, err);
 	if (rc)
 		return rc;

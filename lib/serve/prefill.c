@@ -374,7 +374,7 @@ static size_t fill_step(struct prefill *p)
 		take = take < p->chunk ? take : p->chunk;
 		take = take < w->max_rows - rows ? take : w->max_rows - rows;
 		w->segs[n++] = (struct segment){ .kv = &j->kv, .tokens = j->ids + j->kv.length, .rows = take,
-			.want_logits = j->kv.length + take == j->count };
+			.stream = j->frame.stream, .want_logits = j->kv.length + take == j->count };
 		rows += take;
 	}
 	return n;

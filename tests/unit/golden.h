@@ -122,19 +122,20 @@ struct record {
 };
 
 /* An engine_tap: rows of later steps are appended to those of earlier ones. */
-TAP_USED static void record_tap(void *ctx, const char *point, size_t layer, enum dtype type, const void *data,
-	size_t rows, size_t cols)
+TAP_USED static void record_tap(void *ctx, const struct tap_tensor *t)
 {
 	struct record *r = ctx;
-	size_t i, bytes = rows * cols * 4;
+	size_t i, bytes = t->rows * t->cols * 4;
 	char name[40];
 
-	if (strncmp(point, "router.", 7) == 0)
-		snprintf(name, sizeof(name), "router.%zu.%s", layer, point + 7);
-	else if (strcmp(point, "embed") == 0 || strcmp(point, "final") == 0)
-		snprintf(name, sizeof(name), "h.%s", point);
+	if (strcmp(t->point, "logits") == 0)
+		return;
+	if (strncmp(t->point, "router.", 7) == 0)
+		snprintf(name, sizeof(name), "router.%zu.%s", t->layer, t->point + 7);
+	else if (strcmp(t->point, "embed") == 0 || strcmp(t->point, "final") == 0)
+		snprintf(name, sizeof(name), "h.%s", t->point);
 	else
-		snprintf(name, sizeof(name), "h.%zu.%s", layer, point);
+		snprintf(name, sizeof(name), "h.%zu.%s", t->layer, t->point);
 	for (i = 0; i < r->n && strcmp(r->v[i].name, name) != 0; i++)
 		;
 	if (i == r->n) {
@@ -142,12 +143,12 @@ TAP_USED static void record_tap(void *ctx, const char *point, size_t layer, enum
 			tap_bail("too many points");
 		memset(&r->v[r->n++], 0, sizeof(r->v[0]));
 		snprintf(r->v[i].name, sizeof(r->v[i].name), "%s", name);
-		r->v[i].type = type;
-		r->v[i].cols = cols;
+		r->v[i].type = t->type;
+		r->v[i].cols = t->cols;
 	}
-	r->v[i].data = realloc(r->v[i].data, r->v[i].rows * cols * 4 + bytes);
-	memcpy((char *)r->v[i].data + r->v[i].rows * cols * 4, data, bytes);
-	r->v[i].rows += rows;
+	r->v[i].data = realloc(r->v[i].data, r->v[i].rows * t->cols * 4 + bytes);
+	memcpy((char *)r->v[i].data + r->v[i].rows * t->cols * 4, t->data, bytes);
+	r->v[i].rows += t->rows;
 }
 
 TAP_USED static const void *record_get(const struct record *r, const char *name, size_t *rows, size_t *cols)

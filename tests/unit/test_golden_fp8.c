@@ -250,16 +250,15 @@ enum { NUDGES = 12 };
 
 static uint64_t nudge;
 
-static void nudging_tap(void *ctx, const char *point, size_t layer, enum dtype type, const void *data, size_t rows,
-	size_t cols)
+static void nudging_tap(void *ctx, const struct tap_tensor *t)
 {
-	float *h = (float *)(uintptr_t)data;
+	float *h = (float *)(uintptr_t)t->data;
 
-	if (nudge && strcmp(point, "embed") == 0)
-		for (size_t i = 0; i < rows * cols; i++)
+	if (nudge && strcmp(t->point, "embed") == 0)
+		for (size_t i = 0; i < t->rows * t->cols; i++)
 			if (random_bits(nudge, i) % 4 == 0)
 				h[i] *= random_bits(nudge, i) & 4 ? 1.0f + 0x1p-23f : 1.0f - 0x1p-23f;
-	record_tap(ctx, point, layer, type, data, rows, cols);
+	record_tap(ctx, t);
 }
 
 static bool good(const struct verdict *v, double limit)

@@ -14,19 +14,19 @@ struct seen {
 	bool finite;
 };
 
-static void tap(void *ctx, const char *point, size_t layer, enum dtype type, const void *data, size_t rows, size_t cols)
+static void tap(void *ctx, const struct tap_tensor *t)
 {
 	struct seen *s = ctx;
-	const float *x = data;
-	const uint32_t *ids = data;
+	const float *x = t->data;
+	const uint32_t *ids = t->data;
+	size_t rows = t->rows, cols = t->cols;
 
-	(void)layer;
-	if (!strcmp(point, "router.ids")) {
+	if (!strcmp(t->point, "router.ids")) {
 		for (size_t i = 0; i < rows * cols; i++)
 			s->load[ids[i] % MAX_EXPERTS]++;
 		return;
 	}
-	if (type != DT_F32 || strcmp(point, "out"))
+	if (t->type != DT_F32 || strcmp(t->point, "out"))
 		return;
 	for (size_t r = 0; r < rows; r++) {
 		double sum = 0;

@@ -1,0 +1,53 @@
+/* What a tap is shown of a step. */
+#include "engine/internal.h"
+
+const struct engine_point engine_points[] = {
+	{ "embed", false, false },
+	{ "q", true, false },
+	{ "kv", true, false },
+	{ "attn_core", true, false },
+	{ "attn_out", true, false },
+	{ "attn", true, false },
+	{ "router.logits", true, true },
+	{ "router.ids", true, true },
+	{ "router.weights", true, true },
+	{ "mlp_out", true, false },
+	{ "out", true, false },
+	{ "final", false, false },
+	{ "logits", false, false },
+	{ NULL, false, false },
+};
+
+void engine_set_tap(struct engine *e, engine_tap fn, void *ctx)
+{
+	e->tap = fn;
+	e->tap_ctx = ctx;
+}
+
+void engine_show(const struct engine *e, const struct batch *b, const char *point, size_t layer, enum dtype type,
+	const void *data, size_t cols)
+{
+	struct tap_tensor t = { .point = point, .layer = layer, .type = type, .data = data, .rows = b->rows,
+		.cols = cols, .segs = e->shown, .seg_count = b->count, .step = e->step };
+
+	if (!e->tap)
+		return;
+	for (size_t i = 0; i < b->count; i++)
+		e->shown[i] = (struct tap_rows){ b->segs[i].stream, b->segs[i].kv->length, b->segs[i].rows };
+	e->tap(e->tap_ctx, &t);
+}
+
+void engine_show_last(const struct engine *e, const struct batch *b, const char *point, const float *data, size_t cols)
+{
+	struct tap_tensor t = { .point = point, .type = DT_F32, .data = data, .cols = cols, .segs = e->shown,
+		.step = e->step };
+
+	if (!e->tap)
+		return;
+	for (size_t i = 0; i < b->count; i++)
+		if (b->segs[i].want_logits)
+			e->shown[t.rows++] = (struct tap_rows){ b->segs[i].stream,
+				b->segs[i].kv->length + b->segs[i].rows - 1, 1 };
+	t.seg_count = t.rows;
+	e->tap(e->tap_ctx, &t);
+}
