@@ -22,7 +22,7 @@ static void write_cache(struct engine *e, size_t layer, const struct batch *b)
 		const struct segment *s = &b->segs[i];
 
 		for (size_t r = 0; r < s->rows; r++, row++) {
-			size_t pos = s->kv->length + r;
+			size_t pos = batch_pos(b, s) + r;
 			unsigned char *page = s->kv->pages[pos / KV_BLOCK];
 
 			write_row(e, page + (layer * KV_BLOCK + pos % KV_BLOCK) * bytes, e->kva + row * dim, dim);
@@ -79,13 +79,13 @@ static size_t describe(struct engine *e, size_t n, const struct batch *b, bool a
 
 	for (size_t i = 0; i < b->count; i++) {
 		const struct segment *s = &b->segs[i];
-		size_t used = kv_blocks_for(s->kv->length + s->rows);
+		size_t used = kv_blocks_for(batch_pos(b, s) + s->rows);
 
 		if (s->absorbed == absorbed && s->rows) {
 			for (size_t p = 0; p < used; p++)
 				pages[p] = (unsigned char *)s->kv->pages[p] + layer_bytes;
 			e->attn[count++] = (struct attn_seg){ .q = e->q + row * ldq, .ldq = ldq,
-				.out = e->o + row * ldo, .ldo = ldo, .rows = s->rows, .pos0 = s->kv->length,
+				.out = e->o + row * ldo, .ldo = ldo, .rows = s->rows, .pos0 = batch_pos(b, s),
 				.kv = { .pages = pages, .page = KV_BLOCK, .row_ld = dim, .type = engine_kv_type(e) } };
 			pages += used;
 		}

@@ -43,6 +43,7 @@ static void lay_out_attention(struct engine *e, size_t *at)
 	e->q = part(e, at, rows * c->heads * (c->nope + c->rope), sizeof(float));
 	e->kva = part(e, at, rows * (c->kv_lora + c->rope), sizeof(float));
 	e->o = part(e, at, rows * c->heads * c->v, sizeof(float));
+	e->eh = part(e, at, e->mtp ? rows * 2 * c->hidden : 0, sizeof(float));
 	e->attn = part(e, at, e->max_segs, sizeof(struct attn_seg));
 	e->shown = part(e, at, e->max_segs, sizeof(struct tap_rows));
 }
@@ -52,6 +53,7 @@ static void lay_out_ffn(struct engine *e, size_t *at)
 	const struct config *c = e->c;
 	size_t rows = e->max_rows, pairs = rows * c->top_k, dense = larger(c->inter, c->shared * c->moe_inter);
 	size_t wide = larger(rows * dense, pairs * c->moe_inter);
+	size_t in = larger(e->mtp ? 2 * c->hidden : c->hidden, c->q_lora);
 
 	e->gate = part(e, at, wide, sizeof(float));
 	e->up = part(e, at, wide, sizeof(float));
@@ -63,7 +65,7 @@ static void lay_out_ffn(struct engine *e, size_t *at)
 	e->offset = part(e, at, c->experts + 2, sizeof(uint32_t));
 	e->expert_out = part(e, at, pairs * c->hidden, sizeof(float));
 	e->gemms = part(e, at, 2 * c->experts + 4, sizeof(struct gemm));
-	e->packed = part(e, at, pack_bytes(larger(rows, e->max_segs), larger(c->hidden, c->q_lora)), 1);
+	e->packed = part(e, at, pack_bytes(larger(rows, e->max_logits), in), 1);
 	e->packed2 = part(e, at, larger(larger(pack_bytes(rows, dense), pack_bytes(rows, c->hidden)),
 		larger(pack_bytes(pairs, c->moe_inter), pack_bytes(rows, c->heads * c->v))), 1);
 }
@@ -75,10 +77,10 @@ static size_t lay_out(struct engine *e)
 
 	lay_out_attention(e, &at);
 	lay_out_ffn(e, &at);
-	e->last = part(e, &at, e->max_segs * c->hidden, sizeof(float));
-	e->logits = part(e, &at, e->max_segs * c->vocab, sizeof(float));
-	e->argmax = part(e, &at, e->max_segs, sizeof(uint32_t));
-	e->lse = part(e, &at, e->max_segs, sizeof(double));
+	e->last = part(e, &at, e->max_logits * c->hidden, sizeof(float));
+	e->logits = part(e, &at, e->max_logits * c->vocab, sizeof(float));
+	e->argmax = part(e, &at, e->max_logits, sizeof(uint32_t));
+	e->lse = part(e, &at, e->max_logits, sizeof(double));
 	return at;
 }
 
@@ -113,9 +115,12 @@ static int reserve_kernels(struct engine *e, struct ds_err *err)
 
 int engine_new(struct engine **out, const struct model *m, const struct engine_config *c, struct ds_err *err)
 {
-	struct engine *e = mem_calloc(1, sizeof(*e));
+	struct engine *e;
 	int rc;
 
+	if (c->mtp && !m->mtp_count)
+		return err_set(err, DS_CONFIG, "model '%s' has no MTP layer", m->dir);
+	e = mem_calloc(1, sizeof(*e));
 	if (!e)
 		return err_nomem(err, sizeof(*e), "engine");
 	e->m = m;
@@ -124,6 +129,8 @@ int engine_new(struct engine **out, const struct model *m, const struct engine_c
 	e->dequant = c->dequant;
 	e->max_rows = c->max_rows;
 	e->max_segs = c->max_segs;
+	e->max_logits = c->max_logits ? c->max_logits : c->max_segs;
+	e->mtp = c->mtp;
 	rc = reserve(e, err);
 	if (!rc)
 		rc = kern_stream_new(&e->s, c->threads, c->kernels, err);
@@ -155,7 +162,7 @@ size_t engine_kv_dim(const struct engine *e) { return e->c->kv_lora + e->c->rope
 
 int engine_kv_pool(const struct engine *e, uint64_t bytes, struct kv_pool **p, struct ds_err *err)
 {
-	return kv_pool_new(p, engine_kv_type(e), e->c->layers, engine_kv_dim(e), bytes, err);
+	return kv_pool_new(p, engine_kv_type(e), e->c->layers + e->mtp, engine_kv_dim(e), bytes, err);
 }
 
 /* ---- products ---- */
@@ -178,7 +185,7 @@ void engine_linear(struct engine *e, float *y, const float *x, const struct mat 
 
 /* ---- a step ---- */
 
-void engine_embed(struct engine *e, struct batch *b)
+void engine_embed(struct engine *e, const struct mat *table, struct batch *b)
 {
 	const struct config *c = e->c;
 	size_t row = 0;
@@ -186,17 +193,17 @@ void engine_embed(struct engine *e, struct batch *b)
 	for (size_t i = 0; i < b->count; i++)
 		for (size_t r = 0; r < b->segs[i].rows; r++, row++) {
 			e->tokens[row] = b->segs[i].tokens[r];
-			config_rope_row(c, e->inv_freq, b->segs[i].kv->length + r, e->cs + row * c->rope);
+			config_rope_row(c, e->inv_freq, batch_pos(b, &b->segs[i]) + r, e->cs + row * c->rope);
 		}
-	kern_embed(e->s, e->h, c->hidden, &e->m->embed, e->tokens, b->rows);
+	kern_embed(e->s, e->h, c->hidden, table, e->tokens, b->rows);
 	if (e->round)
 		kern_round(e->s, e->h, b->rows * c->hidden);
-	engine_show(e, b, "embed", 0, DT_F32, e->h, c->hidden);
+	if (!b->mtp)
+		engine_show(e, b, "embed", 0, DT_F32, e->h, c->hidden);
 }
 
-void engine_layer(struct engine *e, size_t n, struct batch *b)
+void engine_layer(struct engine *e, const struct layer *l, size_t n, struct batch *b)
 {
-	const struct layer *l = &e->m->layers[n];
 	struct act x;
 
 	stage_attn0(e, l, n, b);
@@ -214,31 +221,46 @@ void engine_layer(struct engine *e, size_t n, struct batch *b)
 	engine_show(e, b, "out", n, DT_F32, e->h, e->c->hidden);
 }
 
+/* Points the segments at their rows of what the step gives. */
+static void hand_out(struct engine *e, struct batch *b)
+{
+	size_t row = 0, n = 0;
+
+	for (size_t i = 0; i < b->count; i++) {
+		struct segment *s = &b->segs[i];
+
+		s->hidden = e->x + row * e->c->hidden;
+		s->logits = e->logits + n * e->c->vocab;
+		s->argmax = e->argmax + n;
+		s->lse = e->lse + n;
+		row += s->rows;
+		n += s->want_logits;
+	}
+}
+
 /* The last norm for all rows, the head for those whose logits are wanted. */
-void engine_head(struct engine *e, struct batch *b)
+void engine_head(struct engine *e, const struct mat *norm, const struct mat *head, struct batch *b)
 {
 	const struct config *c = e->c;
 	size_t row = 0, n = 0;
 
-	kern_rmsnorm(e->s, e->x, c->hidden, e->h, c->hidden, &e->m->norm, (float)c->eps, b->rows, c->hidden, e->round);
-	engine_show(e, b, "final", 0, DT_F32, e->x, c->hidden);
+	kern_rmsnorm(e->s, e->x, c->hidden, e->h, c->hidden, norm, (float)c->eps, b->rows, c->hidden, e->round);
+	if (!b->mtp)
+		engine_show(e, b, "final", 0, DT_F32, e->x, c->hidden);
 	for (size_t i = 0; i < b->count; i++) {
+		size_t want = b->segs[i].want_logits;
+
 		row += b->segs[i].rows;
-		if (b->segs[i].want_logits)
-			memcpy(e->last + n++ * c->hidden, e->x + (row - 1) * c->hidden, c->hidden * sizeof(float));
+		memcpy(e->last + n * c->hidden, e->x + (row - want) * c->hidden, want * c->hidden * sizeof(float));
+		n += want;
 	}
-	if (!n)
-		return;
-	engine_linear(e, e->logits, e->last, &e->m->head, n, e->packed, false);
-	engine_show_last(e, b, "logits", e->logits, c->vocab);
-	kern_argmax_lse(e->s, e->logits, c->vocab, n, c->vocab, e->argmax, e->lse);
-	n = 0;
-	for (size_t i = 0; i < b->count; i++)
-		if (b->segs[i].want_logits) {
-			b->segs[i].logits = e->logits + n * c->vocab;
-			b->segs[i].argmax = e->argmax[n];
-			b->segs[i].lse = e->lse[n++];
-		}
+	if (n) {
+		engine_linear(e, e->logits, e->last, head, n, e->packed, false);
+		if (!b->mtp)
+			engine_show_last(e, b, "logits", e->logits, c->vocab);
+		kern_argmax_lse(e->s, e->logits, c->vocab, n, c->vocab, e->argmax, e->lse);
+	}
+	hand_out(e, b);
 }
 
 /* Room for the page pointers of every segment. */
@@ -248,7 +270,7 @@ static int reserve_pages(struct engine *e, const struct batch *b, struct ds_err 
 	void **p;
 
 	for (size_t i = 0; i < b->count; i++)
-		need += kv_blocks_for(b->segs[i].kv->length + b->segs[i].rows);
+		need += kv_blocks_for(batch_pos(b, &b->segs[i]) + b->segs[i].rows);
 	if (need <= e->page_cap)
 		return 0;
 	p = mem_realloc(e->pages, 2 * need, sizeof(*p));
@@ -259,23 +281,33 @@ static int reserve_pages(struct engine *e, const struct batch *b, struct ds_err 
 	return 0;
 }
 
+int engine_begin(struct engine *e, struct batch *b, struct ds_err *err)
+{
+	for (size_t i = 0; i < b->count; i++) {
+		b->rows += b->segs[i].rows;
+		b->logits += b->segs[i].want_logits;
+		if (b->segs[i].want_logits > b->segs[i].rows)
+			return err_set(err, DS_BUG, "logits of %zu rows wanted of %zu", b->segs[i].want_logits,
+				b->segs[i].rows);
+	}
+	if (b->count > e->max_segs || b->rows > e->max_rows || b->logits > e->max_logits)
+		return err_set(err, DS_BUG,
+			"a step of %zu segments, %zu rows and %zu of logits, more than %zu, %zu and %zu", b->count,
+			b->rows, b->logits, e->max_segs, e->max_rows, e->max_logits);
+	return reserve_pages(e, b, err);
+}
+
 int engine_step(struct engine *e, struct segment *segs, size_t count, struct ds_err *err)
 {
 	struct batch b = { .segs = segs, .count = count };
-	int rc;
+	int rc = engine_begin(e, &b, err);
 
-	for (size_t i = 0; i < count; i++)
-		b.rows += segs[i].rows;
-	if (count > e->max_segs || b.rows > e->max_rows)
-		return err_set(err, DS_BUG, "a step of %zu segments and %zu rows, more than %zu and %zu", count, b.rows,
-			e->max_segs, e->max_rows);
-	rc = reserve_pages(e, &b, err);
 	if (rc || !b.rows)
 		return rc;
-	engine_embed(e, &b);
+	engine_embed(e, &e->m->embed, &b);
 	for (size_t n = 0; n < e->c->layers; n++)
-		engine_layer(e, n, &b);
-	engine_head(e, &b);
+		engine_layer(e, &e->m->layers[n], n, &b);
+	engine_head(e, &e->m->norm, &e->m->head, &b);
 	for (size_t i = 0; i < count; i++)
 		segs[i].kv->length += segs[i].rows;
 	e->step++;

@@ -28,7 +28,9 @@ struct engine_config {
 	int threads;
 	const char *kernels; /* kernel set, or NULL */
 	size_t max_rows;     /* most rows (tokens) in one step */
-	size_t max_segs;     /* most segments in one step, and rows of logits */
+	size_t max_segs;     /* most segments in one step */
+	size_t max_logits;   /* most rows of logits in one step; 0: max_segs */
+	bool mtp;            /* use the model's first MTP layer: its cache is one more layer of every block */
 };
 
 struct segment {
@@ -37,14 +39,17 @@ struct segment {
 	size_t rows;
 	uint64_t stream;         /* what a tap calls the sequence; the engine does not look at it */
 	bool absorbed;
-	bool want_logits;        /* of the last row */
-	/* set by the step where logits are wanted; valid until the next step */
-	const float *logits;     /* [vocab] */
-	uint32_t argmax;
-	double lse;              /* log sum exp of logits */
+	size_t want_logits;      /* of the last so many rows */
+	const float *h;          /* engine_mtp only: [rows, hidden] */
+	/* set by the step; valid until the next one of either kind */
+	const float *hidden;     /* [rows, hidden]: what engine_mtp takes as h */
+	const float *logits;     /* [want_logits, vocab] */
+	const uint32_t *argmax;  /* [want_logits] */
+	const double *lse;       /* [want_logits] log sum exp of logits */
 };
 
-/* The model must outlive the engine.  DS_CONFIG for an unknown kernel set, DS_OS without memory. */
+/* The model must outlive the engine.  DS_CONFIG for an unknown kernel set or MTP of a model without it, DS_OS without
+ * memory. */
 int engine_new(struct engine **e, const struct model *m, const struct engine_config *c, struct ds_err *err);
 void engine_free(struct engine *e);
 
@@ -55,6 +60,16 @@ int engine_kv_pool(const struct engine *e, uint64_t bytes, struct kv_pool **p, s
 
 /* One step; count <= max_segs, the sum of rows <= max_rows (else DS_BUG).  DS_OS: no memory, nothing was done. */
 int engine_step(struct engine *e, struct segment *segs, size_t count, struct ds_err *err);
+
+/*
+ * One step of the MTP layer (DeepSeek-V3, 2.2): h' = eh_proj([enorm(embed(token)); hnorm(h)]), one decoder layer with
+ * its own cache, shared_head.norm, head.  Entry i of its cache is made of h at position i (the main model's hidden
+ * state after model.norm) and the token at i + 1; its logits are a draft of the token at i + 2.  A segment's rows are
+ * entries kv->mtp .. kv->mtp + rows, h their hidden states, tokens those that follow each; the step advances kv->mtp.
+ * h may be what the last step gave as hidden.  Drafting further goes on from the layer's own hidden state.
+ * Room and limits as in engine_step.
+ */
+int engine_mtp(struct engine *e, struct segment *segs, size_t count, struct ds_err *err);
 
 /*
  * Taps: fn sees tensors while a step runs (goldens, dumps), each where it is complete and before anything overwrites
@@ -83,7 +98,8 @@ void engine_set_tap(struct engine *e, engine_tap fn, void *ctx);
  *   attn out                       [rows, hidden] the residual stream after attention, after the layer
  *   router.logits .ids .weights    [rows, experts], [rows, top_k] twice; MoE layers only
  *   final                          [rows, hidden] after the last norm
- *   logits                         [sequences whose logits are wanted, vocab]
+ *   logits                         [rows whose logits are wanted, vocab]
+ * The MTP layer is layer number `layers`; of its steps only that layer's points are shown.
  */
 struct engine_point { const char *name; bool layered, moe; };
 extern const struct engine_point engine_points[];

@@ -10,7 +10,8 @@ struct engine {
 	struct kern_stream *s;
 	bool round;             /* ARITH_BF16 */
 	bool dequant;
-	size_t max_rows, max_segs;
+	bool mtp;
+	size_t max_rows, max_segs, max_logits;
 	engine_tap tap;
 	void *tap_ctx;
 	uint64_t step;          /* steps done */
@@ -28,6 +29,7 @@ struct engine {
 	float *q;               /* [R, heads * (nope + rope)] */
 	float *kva;             /* [R, kv_lora + rope] */
 	float *o;               /* [R, heads * v] */
+	float *eh;              /* [R, 2 * hidden] what the MTP layer begins with */
 	float *gate, *up;       /* [R, max(inter, shared * moe_inter)] or [S, moe_inter] */
 	float *router;          /* [R, experts] */
 	uint32_t *ids;          /* [R, top_k] */
@@ -38,10 +40,10 @@ struct engine {
 	float *expert_out;      /* [S, hidden] */
 	/* activations as products read them: rows of hidden or q_lora; rows of an FFN or of heads * v */
 	void *packed, *packed2;
-	float *last;            /* [max_segs, hidden] rows that want logits */
-	float *logits;          /* [max_segs, vocab] */
-	uint32_t *argmax;       /* [max_segs] */
-	double *lse;            /* [max_segs] */
+	float *last;            /* [max_logits, hidden] rows that want logits */
+	float *logits;          /* [max_logits, vocab] */
+	uint32_t *argmax;       /* [max_logits] */
+	double *lse;            /* [max_logits] */
 	struct gemm *gemms;     /* [2 * experts + 4] */
 	struct attn_seg *attn;  /* [max_segs] */
 	struct tap_rows *shown; /* [max_segs] whose rows a tap sees */
@@ -51,22 +53,31 @@ struct engine {
 
 struct batch {
 	struct segment *segs;
-	size_t count, rows;
+	size_t count, rows, logits;
+	bool mtp;               /* of the MTP layer: positions are those of its cache */
 };
+
+/* Position of a segment's first row. */
+static inline size_t batch_pos(const struct batch *b, const struct segment *s)
+{
+	return b->mtp ? s->kv->mtp : s->kv->length;
+}
 
 /* How a product reads the activations that go with weights of this type. */
 enum act_kind engine_act(const struct engine *e, const struct mat *w);
 /* y [rows, w->rows] = x [rows, w->cols] W^T, packing x into buf. */
 void engine_linear(struct engine *e, float *y, const float *x, const struct mat *w, size_t rows, void *buf, bool round);
-/* Shows the tap, if there is one, a tensor [b->rows, cols]; _last: [segments that want logits, cols]. */
+/* Shows the tap, if there is one, a tensor [b->rows, cols]; _last: [rows whose logits are wanted, cols]. */
 void engine_show(const struct engine *e, const struct batch *b, const char *point, size_t layer, enum dtype type,
 	const void *data, size_t cols);
 void engine_show_last(const struct engine *e, const struct batch *b, const char *point, const float *data, size_t cols);
 
-/* The parts of a step: the residual stream e->h from the segments' tokens; one layer; norm and head. */
-void engine_embed(struct engine *e, struct batch *b);
-void engine_layer(struct engine *e, size_t n, struct batch *b);
-void engine_head(struct engine *e, struct batch *b);
+/* The parts of a step: checks and memory; the residual stream e->h from the segments' tokens; one layer, n of the cache;
+ * norm of all rows and head. */
+int engine_begin(struct engine *e, struct batch *b, struct ds_err *err);
+void engine_embed(struct engine *e, const struct mat *table, struct batch *b);
+void engine_layer(struct engine *e, const struct layer *l, size_t n, struct batch *b);
+void engine_head(struct engine *e, const struct mat *norm, const struct mat *head, struct batch *b);
 
 /* The cuts of a layer (DESIGN section 5), lib/engine/attention.c and moe.c.  x is e->x, the normed residual stream. */
 void stage_attn0(struct engine *e, const struct layer *l, size_t n, struct batch *b);

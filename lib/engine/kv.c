@@ -24,11 +24,12 @@ int kv_pool_new(struct kv_pool **out, enum dtype type, size_t layers, size_t dim
 	p->block_bytes = block;
 	p->blocks = bytes / block < UINT32_MAX ? (size_t)(bytes / block) : UINT32_MAX;
 	p->free = mem_array(p->blocks, sizeof(*p->free));
+	p->owners = mem_calloc(p->blocks, sizeof(*p->owners));
 	p->memory = mmap(NULL, p->blocks * block, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
 		-1, 0);
 	if (p->memory == MAP_FAILED)
 		p->memory = NULL;
-	if (!p->free || !p->memory) {
+	if (!p->free || !p->owners || !p->memory) {
 		err_set(err, DS_OS, "out of memory: %zu bytes for the KV cache; lower --kv-memory", p->blocks * block);
 		kv_pool_free(p);
 		return err->code;
@@ -47,6 +48,7 @@ void kv_pool_free(struct kv_pool *p)
 	if (p->memory)
 		munmap(p->memory, p->blocks * p->block_bytes);
 	free(p->free);
+	free(p->owners);
 	free(p);
 }
 
@@ -55,34 +57,91 @@ size_t kv_pool_available(const struct kv_pool *p)
 	return p->blocks - p->used;
 }
 
+static size_t block_number(const struct kv_pool *p, const void *block)
+{
+	return (size_t)((const unsigned char *)block - p->memory) / p->block_bytes;
+}
+
+void kv_block_hold(struct kv_pool *p, void *block)
+{
+	p->owners[block_number(p, block)]++;
+}
+
+void kv_block_release(struct kv_pool *p, void *block)
+{
+	size_t n = block_number(p, block);
+
+	if (--p->owners[n] == 0)
+		p->free[p->blocks - p->used--] = (uint32_t)n;
+}
+
+/* Room for `need` entries in the table of blocks. */
+static bool grow(struct kv_seq *s, size_t need)
+{
+	size_t cap = need > 2 * s->cap ? need : 2 * s->cap;
+	void **pages;
+
+	if (need <= s->cap)
+		return true;
+	pages = mem_realloc(s->pages, cap, sizeof(*pages));
+	if (!pages)
+		return false;
+	s->pages = pages;
+	s->cap = cap;
+	return true;
+}
+
 bool kv_seq_reserve(struct kv_seq *s, struct kv_pool *p, size_t tokens)
 {
 	size_t need = kv_blocks_for(tokens);
 
-	if (need > s->cap) {
-		size_t cap = need > 2 * s->cap ? need : 2 * s->cap;
-		void **pages = mem_realloc(s->pages, cap, sizeof(*pages));
-
-		if (!pages)
-			return false;
-		s->pages = pages;
-		s->cap = cap;
-	}
+	if (!grow(s, need))
+		return false;
 	while (s->count < need) {
+		uint32_t n;
+
 		if (p->used == p->blocks)
 			return false;
-		s->pages[s->count++] = p->memory + p->free[p->blocks - ++p->used] * p->block_bytes;
+		n = p->free[p->blocks - ++p->used];
+		p->owners[n] = 1;
+		s->pages[s->count++] = p->memory + n * p->block_bytes;
 	}
 	return true;
 }
 
 static void give_back(struct kv_seq *s, struct kv_pool *p)
 {
-	while (s->count > 0) {
-		size_t offset = (size_t)((unsigned char *)s->pages[--s->count] - p->memory);
+	while (s->count > 0)
+		kv_block_release(p, s->pages[--s->count]);
+}
 
-		p->free[p->blocks - p->used--] = (uint32_t)(offset / p->block_bytes);
+bool kv_seq_share(struct kv_seq *s, struct kv_pool *p, void *block)
+{
+	if (!grow(s, s->count + 1))
+		return false;
+	kv_block_hold(p, block);
+	s->pages[s->count++] = block;
+	return true;
+}
+
+bool kv_seq_fork(struct kv_seq *s, const struct kv_seq *from, size_t length, struct kv_pool *p)
+{
+	size_t shared = length ? (length - 1) / KV_BLOCK : 0;
+
+	for (size_t i = 0; i < shared; i++)
+		if (!kv_seq_share(s, p, from->pages[i]))
+			goto fail;
+	if (length) {
+		if (!kv_seq_reserve(s, p, length))
+			goto fail;
+		memcpy(s->pages[shared], from->pages[shared], p->block_bytes);
 	}
+	s->length = length;
+	s->mtp = from->mtp < length ? from->mtp : length;
+	return true;
+fail:
+	kv_seq_clear(s, p);
+	return false;
 }
 
 void kv_seq_clear(struct kv_seq *s, struct kv_pool *p)
@@ -101,9 +160,10 @@ bool kv_seq_park(struct kv_seq *s, struct kv_pool *p, struct kv_parked *out)
 		return false;
 	for (size_t i = 0; i < blocks; i++)
 		memcpy(bytes + i * p->block_bytes, s->pages[i], p->block_bytes);
-	*out = (struct kv_parked){ .bytes = bytes, .blocks = blocks, .length = s->length };
+	*out = (struct kv_parked){ .bytes = bytes, .blocks = blocks, .length = s->length,
+		.mtp = s->mtp };
 	give_back(s, p);
-	s->length = 0;
+	s->length = s->mtp = 0;
 	return true;
 }
 
@@ -114,6 +174,7 @@ bool kv_seq_unpark(struct kv_seq *s, struct kv_pool *p, struct kv_parked *in)
 	for (size_t i = 0; i < in->blocks; i++)
 		memcpy(s->pages[i], in->bytes + i * p->block_bytes, p->block_bytes);
 	s->length = in->length;
+	s->mtp = in->mtp;
 	free(in->bytes);
 	*in = (struct kv_parked){ 0 };
 	return true;

@@ -4,6 +4,9 @@
  * A block is [layers][KV_BLOCK][dim] elements, dim = kv_lora + rope: per token and layer the latent after its norm,
  * then the rotated key part.  This is also the payload of a KV frame, so blocks go to and come from streams without a
  * copy. The pool's memory is reserved at once and touched as it is used.  Not thread-safe.
+ *
+ * Sequences may share blocks, which are then complete and written no more: a block is free when its last owner gives
+ * it back.
  */
 #ifndef DS_ENGINE_KV_H
 #define DS_ENGINE_KV_H
@@ -22,12 +25,14 @@ struct kv_pool {
 	size_t blocks, used;
 	unsigned char *memory;  /* [blocks][block_bytes] */
 	uint32_t *free;         /* stack of free block numbers, [blocks - used] of it valid */
+	uint32_t *owners;       /* [blocks] */
 };
 
 struct kv_seq {
 	void **pages;           /* [count] blocks of a pool */
 	size_t count, cap;
 	size_t length;          /* tokens whose rows are in the cache */
+	size_t mtp;             /* the same of the MTP layer, at most length */
 };
 
 /* As many blocks as fit in `bytes`, at least one (DS_CONFIG if not even one fits). */
@@ -40,9 +45,18 @@ static inline size_t kv_blocks_for(size_t tokens) { return (tokens + KV_BLOCK - 
 bool kv_seq_reserve(struct kv_seq *s, struct kv_pool *p, size_t tokens);
 /* Gives all blocks back. */
 void kv_seq_clear(struct kv_seq *s, struct kv_pool *p);
+/* One owner more, or less, of a block. */
+void kv_block_hold(struct kv_pool *p, void *block);
+void kv_block_release(struct kv_pool *p, void *block);
+/* Adds a complete block that another owner holds, too, to s.  False: no memory. */
+bool kv_seq_share(struct kv_seq *s, struct kv_pool *p, void *block);
+/* Makes s, which is empty, begin as `from` up to `length` tokens, with a copy of the block in which they end and the
+ * blocks before it shared.  That block is copied even if it is full: MTP entry length - 1 depends on what follows.
+ * False: no room, s is empty. */
+bool kv_seq_fork(struct kv_seq *s, const struct kv_seq *from, size_t length, struct kv_pool *p);
 
 /* Parking: the blocks' contents move to ordinary memory and the blocks become free; and back (false: no room now). */
-struct kv_parked { unsigned char *bytes; size_t blocks, length; };
+struct kv_parked { unsigned char *bytes; size_t blocks, length, mtp; };
 bool kv_seq_park(struct kv_seq *s, struct kv_pool *p, struct kv_parked *out);
 bool kv_seq_unpark(struct kv_seq *s, struct kv_pool *p, struct kv_parked *in);
 

@@ -33,7 +33,7 @@ void engine_show(const struct engine *e, const struct batch *b, const char *poin
 	if (!e->tap)
 		return;
 	for (size_t i = 0; i < b->count; i++)
-		e->shown[i] = (struct tap_rows){ b->segs[i].stream, b->segs[i].kv->length, b->segs[i].rows };
+		e->shown[i] = (struct tap_rows){ b->segs[i].stream, batch_pos(b, &b->segs[i]), b->segs[i].rows };
 	e->tap(e->tap_ctx, &t);
 }
 
@@ -44,10 +44,14 @@ void engine_show_last(const struct engine *e, const struct batch *b, const char 
 
 	if (!e->tap)
 		return;
-	for (size_t i = 0; i < b->count; i++)
-		if (b->segs[i].want_logits)
-			e->shown[t.rows++] = (struct tap_rows){ b->segs[i].stream,
-				b->segs[i].kv->length + b->segs[i].rows - 1, 1 };
-	t.seg_count = t.rows;
+	for (size_t i = 0; i < b->count; i++) {
+		const struct segment *g = &b->segs[i];
+
+		if (!g->want_logits)
+			continue;
+		e->shown[t.seg_count++] = (struct tap_rows){ g->stream,
+			batch_pos(b, g) + g->rows - g->want_logits, g->want_logits };
+		t.rows += g->want_logits;
+	}
 	e->tap(e->tap_ctx, &t);
 }

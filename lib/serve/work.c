@@ -173,7 +173,7 @@ bool work_sample(struct work *w, const struct request *r, const struct segment *
 	struct sample_params p = { .temperature = r->sampling.temperature, .top_p = r->sampling.top_p,
 		.top_k = (size_t)r->sampling.top_k, .seed = r->sampling.seed };
 
-	*token = sample_token(w->sampler, &p, s->logits, s->argmax, s->lse, position, logprob);
+	*token = sample_token(w->sampler, &p, s->logits, s->argmax[0], s->lse[0], position, logprob);
 	return isfinite(*logprob);
 }
 

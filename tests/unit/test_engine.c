@@ -46,7 +46,7 @@ static void run_alone(struct rig *r, struct trace *t)
 			must(kv_seq_reserve(&r->seq, r->pool, r->seq.length + s.rows) &&
 				engine_step(r->e, &s, 1, &err) == 0);
 			memcpy(t->logits[i] + n * vocab, s.logits, vocab * sizeof(float));
-			ids[0] = s.argmax;
+			ids[0] = s.argmax[0];
 			s.rows = 1;
 			s.absorbed = true;
 		}
@@ -68,7 +68,8 @@ static void next_segment(struct mixed *m, size_t length, size_t chunk, struct se
 	} else {
 		s->rows = 1;
 		s->tokens = &m->token;
-		s->absorbed = s->want_logits = true;
+		s->absorbed = true;
+		s->want_logits = 1;
 	}
 }
 
@@ -101,7 +102,7 @@ static size_t run_mixed(struct rig *r, const struct trace *t, size_t chunk)
 				continue;
 			equal += memcmp(segs[k].logits, t->logits[who[k]] + m->made * vocab,
 				vocab * sizeof(float)) == 0;
-			m->token = segs[k].argmax;
+			m->token = segs[k].argmax[0];
 			open -= ++m->made == STEPS;
 		}
 	}

@@ -2,72 +2,9 @@
  * The example model's exam (shared data's models/README): greedy answers, the sum of their log-probabilities, and how
  * many tokens each expert got, against the goldens; in float32 and in BF16 arithmetic.
  */
-#include "golden.h"
-
-enum { PROBLEMS = 40, MAX_TOKENS = 1024 };
-
-struct answer {
-	char id[16];
-	uint32_t prompt[MAX_TOKENS], output[MAX_TOKENS];
-	size_t prompt_n, output_n;
-	double gap, logprob_sum;
-	size_t counts[2][32];    /* layers 1 and 2 */
-};
+#include "exam.h"
 
 static struct answer bf16[PROBLEMS], fp8[PROBLEMS];
-
-static size_t read_ids(json_t *list, uint32_t *out)
-{
-	size_t n = json_array_size(list);
-
-	if (n > MAX_TOKENS)
-		tap_bail("too many ids");
-	for (size_t i = 0; i < n; i++)
-		out[i] = (uint32_t)json_integer_value(json_array_get(list, i));
-	return n;
-}
-
-static json_t *read_line(FILE *f, const char *path)
-{
-	char *line = NULL;
-	size_t cap = 0;
-	json_t *j = getline(&line, &cap, f) > 0 ? json_loads(line, 0, NULL) : NULL;
-
-	if (!j)
-		tap_bail("cannot read a line of %s", path);
-	free(line);
-	return j;
-}
-
-static void read_answers(const char *name, struct answer *a)
-{
-	char path[100], routing[100];
-	FILE *f, *r;
-
-	snprintf(path, sizeof(path), "tests/golden/eval/golden-%s.jsonl", name);
-	snprintf(routing, sizeof(routing), "tests/golden/eval/golden-%s-routing.jsonl", name);
-	f = fopen(path, "r");
-	r = fopen(routing, "r");
-	if (!f || !r)
-		tap_bail("cannot open %s", path);
-	for (size_t i = 0; i < PROBLEMS; i++, a++) {
-		json_t *j = read_line(f, path), *k = read_line(r, routing);
-
-		snprintf(a->id, sizeof(a->id), "%s", json_string_value(json_object_get(j, "id")));
-		a->prompt_n = read_ids(json_object_get(j, "prompt_ids"), a->prompt);
-		a->output_n = read_ids(json_object_get(j, "output_ids"), a->output);
-		a->gap = json_number_value(json_object_get(j, "top2_gap"));
-		a->logprob_sum = json_number_value(json_object_get(j, "logprob_sum"));
-		for (size_t l = 0; l < 2; l++)
-			for (size_t e = 0; e < 32; e++)
-				a->counts[l][e] = (size_t)json_integer_value(json_array_get(
-					json_object_get(json_object_get(k, "counts"), l ? "2" : "1"), e));
-		json_decref(j);
-		json_decref(k);
-	}
-	fclose(f);
-	fclose(r);
-}
 
 struct result {
 	size_t equal;       /* answers equal to the golden, token by token */
@@ -93,10 +30,10 @@ static size_t generate(struct rig *r, const struct answer *a, double *logprob_su
 			tap_bail("step: %s", err.text);
 		if (n == a->output_n)
 			return n;
-		token = s.argmax;
+		token = s.argmax[0];
 		if (token != a->output[n])
 			return n;
-		*logprob_sum += (double)s.logits[token] - s.lse;
+		*logprob_sum += (double)s.logits[token] - s.lse[0];
 		n++;
 		s = (struct segment){ .kv = &r->seq, .tokens = &token, .rows = 1, .absorbed = true,
 			.want_logits = true };

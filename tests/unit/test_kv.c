@@ -59,8 +59,41 @@ static void test_sequences(void)
 	kv_pool_free(p);
 }
 
+static void test_sharing(void)
+{
+	struct kv_seq a = { 0 }, b = { 0 }, c = { 0 };
+	struct kv_parked parked;
+	struct kv_pool *p;
+	struct ds_err err;
+
+	if (kv_pool_new(&p, DT_F32, 2, 24, 6 * 2 * KV_BLOCK * 24 * 4, &err))
+		tap_bail("%s", err.text);
+	tap_ok(kv_seq_reserve(&a, p, 150) && a.count == 3, "a sequence of three blocks");
+	fill(p, &a, 10);
+	a.length = 150;
+	a.mtp = 149;
+	tap_ok(kv_seq_fork(&b, &a, 150, p) && p->used == 4 && b.pages[1] == a.pages[1] && b.pages[2] != a.pages[2] &&
+		holds(p, &b, 10) && b.length == 150 && b.mtp == 149, "a fork shares all but the block in which it ends");
+	tap_ok(kv_seq_fork(&c, &a, 128, p) && p->used == 5 && c.pages[0] == a.pages[0] && c.pages[1] != a.pages[1] &&
+		c.mtp == 128, "the last block is its own even where it is full");
+	kv_seq_clear(&a, p);
+	tap_ok(p->used == 4 && holds(p, &b, 10), "shared blocks outlive the sequence they came from");
+	tap_ok(kv_seq_park(&b, p, &parked) && p->used == 2, "parking gives up a share and frees what nobody else holds");
+	tap_ok(kv_seq_fork(&a, &c, 128, p) && p->used == 3, "a fork of a fork");
+	kv_seq_clear(&a, p);
+	tap_ok(kv_seq_unpark(&b, p, &parked) && holds(p, &b, 10) && b.mtp == 149 && p->used == 5,
+		"and it comes back as blocks of its own");
+	tap_ok(kv_seq_reserve(&b, p, 256) && !kv_seq_fork(&a, &c, 128, p) && a.count == 0 && p->used == 6,
+		"without room a fork takes nothing");
+	kv_seq_clear(&b, p);
+	kv_seq_clear(&c, p);
+	tap_is_int((long long)kv_pool_available(p), 6, "all blocks came back");
+	kv_pool_free(p);
+}
+
 int main(void)
 {
+	test_sharing();
 	test_limits();
 	test_sequences();
 	return tap_done();

@@ -1,0 +1,37 @@
+/* The MTP layer: drafts of the token after the next one. */
+#include <string.h>
+
+#include "engine/internal.h"
+
+/* The residual stream that the layer begins with, from the embeddings in e->h and the segments' hidden states. */
+static void join(struct engine *e, const struct mtp_layer *p, struct batch *b)
+{
+	size_t hidden = e->c->hidden, row = 0;
+
+	kern_rmsnorm(e->s, e->eh, 2 * hidden, e->h, hidden, &p->enorm, (float)e->c->eps, b->rows, hidden, e->round);
+	for (size_t i = 0; i < b->count; i++) {
+		const struct segment *s = &b->segs[i];
+
+		kern_rmsnorm(e->s, e->eh + (2 * row + 1) * hidden, 2 * hidden, s->h, hidden, &p->hnorm,
+			(float)e->c->eps, s->rows, hidden, e->round);
+		row += s->rows;
+	}
+	engine_linear(e, e->h, e->eh, &p->eh_proj, b->rows, e->packed, e->round);
+}
+
+int engine_mtp(struct engine *e, struct segment *segs, size_t count, struct ds_err *err)
+{
+	const struct mtp_layer *p = e->m->mtp;
+	struct batch b = { .segs = segs, .count = count, .mtp = true };
+	int rc = engine_begin(e, &b, err);
+
+	if (rc || !b.rows)
+		return rc;
+	engine_embed(e, &p->embed, &b);
+	join(e, p, &b);
+	engine_layer(e, &p->layer, e->c->layers, &b);
+	engine_head(e, &p->norm, &p->head, &b);
+	for (size_t i = 0; i < count; i++)
+		segs[i].kv->mtp += segs[i].rows;
+	return 0;
+}
