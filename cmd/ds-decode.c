@@ -29,14 +29,14 @@ static int run(struct ds_err *err)
 	struct work w;
 	int rc;
 
-	rc = work_open(&w, &work, (size_t)max_batch, (size_t)max_batch, err);
+	rc = work_open(&w, &work, &io, program.name, (size_t)max_batch, (size_t)max_batch, err);
 	if (rc)
 		return rc;
 	rc = decode_new(&d, &w, (size_t)max_batch, err);
 	if (!rc) {
 		work_hello(&w, &stage.hello, program.name, "decode");
 		stage.ctx = d;
-		rc = stage_run(&stage, err);
+		rc = work_finish(&w, stage_run(&stage, err), err);
 		decode_free(d);
 	}
 	work_close(&w);

@@ -34,14 +34,14 @@ static int run(struct ds_err *err)
 	struct work w;
 	int rc;
 
-	rc = work_open(&w, &work, rows, (size_t)max_batch, err);
+	rc = work_open(&w, &work, &io, program.name, rows, (size_t)max_batch, err);
 	if (rc)
 		return rc;
 	rc = prefill_new(&p, &w, (size_t)chunk, err);
 	if (!rc) {
 		work_hello(&w, &stage.hello, program.name, "prefill");
 		stage.ctx = p;
-		rc = stage_run(&stage, err);
+		rc = work_finish(&w, stage_run(&stage, err), err);
 		prefill_free(p);
 	}
 	work_close(&w);

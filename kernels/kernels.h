@@ -38,6 +38,12 @@ int kern_reserve(struct kern_stream *s, size_t bytes, size_t shared, struct ds_e
 /* Runs fn(arg, i, worker) for i in [0, n) on the stream's threads, returns when all are done; worker < threads. */
 void kern_parallel(struct kern_stream *s, size_t n, void (*fn)(void *arg, size_t i, int worker), void *arg);
 
+/* From now on tells, after every job of the threads, for each that took part in it: how many items it ran, and when it
+ * began the first and ended the last (time_mono_ns).  Called by the stream's owner.  fn NULL: no more.  Costs two
+ * readings of the clock an item.  DS_OS. */
+int kern_watch(struct kern_stream *s, void (*fn)(void *ctx, int worker, size_t items, int64_t begin, int64_t end),
+	void *ctx, struct ds_err *err);
+
 /* ---- activations as a matrix product reads them ---- */
 
 enum act_kind {

@@ -95,7 +95,7 @@ static void pool_wait(struct pool *p)
 	pthread_mutex_unlock(&p->lock);
 }
 
-void pool_run(struct pool *p, size_t n, void (*fn)(void *arg, size_t i, int worker), void *arg)
+void pool_share(struct pool *p, size_t n, void (*fn)(void *arg, size_t i, int worker), void *arg)
 {
 	isa_desk = p->desks;
 	if (p->threads == 1 || n <= 1) {

@@ -24,6 +24,7 @@ struct pool {
 	struct pool_helper *args;
 	char *desks; /* [threads, ISA_DESK] */
 	int started;
+	struct pool_watch *watch; /* or NULL: kernels/cpu/watch.c */
 
 	/* set by the caller before the ticket is published, unchanged until all items are done */
 	void (*fn)(void *arg, size_t i, int worker);
@@ -42,6 +43,8 @@ struct pool {
 
 int pool_init(struct pool *p, int threads, struct ds_err *err);
 void pool_free(struct pool *p);
+/* Runs fn on all items; what the kernels call, watched where somebody watches (kern_watch). */
 void pool_run(struct pool *p, size_t n, void (*fn)(void *arg, size_t i, int worker), void *arg);
+void pool_share(struct pool *p, size_t n, void (*fn)(void *arg, size_t i, int worker), void *arg); /* unwatched */
 
 #endif

@@ -129,6 +129,7 @@ void kern_stream_free(struct kern_stream *s)
 	if (!s)
 		return;
 	threads = s->pool.threads;
+	kern_watch(s, NULL, NULL, &(struct ds_err){ 0 });
 	pool_free(&s->pool);
 	for (int i = 0; i <= threads; i++)
 		free(s->scratch[i].p);

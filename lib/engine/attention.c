@@ -48,7 +48,7 @@ static void project(struct engine *e, const struct layer *l, size_t rows)
 		kern_pack(e->s, kv_kind, c->ue8m0, e->x, rows, c->hidden, c->hidden, e->packed2, &y);
 		e->gemms[1].x = &y;
 	}
-	kern_gemm(e->s, e->gemms, 2);
+	engine_gemm(e, 2);
 	if (!c->q_lora)
 		return;
 	kern_rmsnorm(e->s, e->qa, c->q_lora, e->qa, c->q_lora, &l->q_a_norm, (float)c->eps, rows, c->q_lora, e->round);
@@ -101,9 +101,11 @@ static void core_attention(struct engine *e, const struct layer *l, size_t n, co
 		.scale = (float)config_softmax_scale(c), .kv_b = &l->kv_b, .round = e->round };
 	size_t count = describe(e, n, b, false);
 
+	profile_attn(e->profile, &a, e->attn, count, false);
 	if (count)
 		kern_attn_expanded(e->s, &a, e->attn, count);
 	count = describe(e, n, b, true);
+	profile_attn(e->profile, &a, e->attn, count, true);
 	if (count)
 		kern_attn_absorbed(e->s, &a, e->attn, count);
 }

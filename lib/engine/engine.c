@@ -156,6 +156,12 @@ void engine_free(struct engine *e)
 	free(e);
 }
 
+int engine_set_profile(struct engine *e, struct profile *p, const struct kv_pool *pool, struct ds_err *err)
+{
+	e->profile = p;
+	return profile_watch(p, e->s, pool, e->round, err);
+}
+
 const char *engine_kernels(const struct engine *e) { return kern_set_name(e->s); }
 enum dtype engine_kv_type(const struct engine *e) { return e->round ? DT_BF16 : DT_F32; }
 size_t engine_kv_dim(const struct engine *e) { return e->c->kv_lora + e->c->rope; }
@@ -174,13 +180,19 @@ enum act_kind engine_act(const struct engine *e, const struct mat *w)
 	return e->round && w->type == DT_BF16 ? ACT_BF16 : ACT_F32;
 }
 
+void engine_gemm(struct engine *e, size_t count)
+{
+	profile_gemm(e->profile, e->gemms, count);
+	kern_gemm(e->s, e->gemms, count);
+}
+
 void engine_linear(struct engine *e, float *y, const float *x, const struct mat *w, size_t rows, void *buf, bool round)
 {
 	struct act a;
 
 	kern_pack(e->s, engine_act(e, w), e->c->ue8m0, x, rows, w->cols, w->cols, buf, &a);
 	e->gemms[0] = (struct gemm){ .y = y, .ldy = w->rows, .x = &a, .w = w, .rows = rows, .round = round };
-	kern_gemm(e->s, e->gemms, 1);
+	engine_gemm(e, 1);
 }
 
 /* ---- a step ---- */
@@ -190,34 +202,46 @@ void engine_embed(struct engine *e, const struct mat *table, struct batch *b)
 	const struct config *c = e->c;
 	size_t row = 0;
 
+	profile_begin(e->profile, STAGE_EMBED, SIZE_MAX, b->rows);
 	for (size_t i = 0; i < b->count; i++)
 		for (size_t r = 0; r < b->segs[i].rows; r++, row++) {
 			e->tokens[row] = b->segs[i].tokens[r];
 			config_rope_row(c, e->inv_freq, batch_pos(b, &b->segs[i]) + r, e->cs + row * c->rope);
 		}
+	profile_embed(e->profile, table, b->rows);
 	kern_embed(e->s, e->h, c->hidden, table, e->tokens, b->rows);
 	if (e->round)
 		kern_round(e->s, e->h, b->rows * c->hidden);
+	profile_end(e->profile);
 	if (!b->mtp)
 		engine_show(e, b, "embed", 0, DT_F32, e->h, c->hidden);
 }
 
 void engine_layer(struct engine *e, const struct layer *l, size_t n, struct batch *b)
 {
+	struct profile *p = e->profile;
 	struct act x;
 
+	profile_begin(p, STAGE_ATTN0, n, b->rows);
 	stage_attn0(e, l, n, b);
+	profile_next(p, STAGE_ATTN1);
 	stage_attn1(e, l, n, b);
 	if (l->moe) {
+		profile_next(p, STAGE_DISPATCH);
 		stage_dispatch(e, l, b, &x);
+		profile_next(p, STAGE_MLP);
 		stage_mlp(e, l, b, &x);
+		profile_next(p, STAGE_SHARED);
 		stage_shared(e, l, b);
+		profile_next(p, STAGE_COMBINE);
 		stage_combine(e, b);
 	} else {
+		profile_next(p, STAGE_DENSE);
 		stage_dense(e, l, b);
 	}
 	engine_show(e, b, "mlp_out", n, DT_F32, e->t, e->c->hidden);
 	kern_add(e->s, e->h, e->t, b->rows * e->c->hidden, e->round);
+	profile_end(p);
 	engine_show(e, b, "out", n, DT_F32, e->h, e->c->hidden);
 }
 
@@ -244,6 +268,7 @@ void engine_head(struct engine *e, const struct mat *norm, const struct mat *hea
 	const struct config *c = e->c;
 	size_t row = 0, n = 0;
 
+	profile_begin(e->profile, STAGE_HEAD, SIZE_MAX, b->rows);
 	kern_rmsnorm(e->s, e->x, c->hidden, e->h, c->hidden, norm, (float)c->eps, b->rows, c->hidden, e->round);
 	if (!b->mtp)
 		engine_show(e, b, "final", 0, DT_F32, e->x, c->hidden);
@@ -261,6 +286,7 @@ void engine_head(struct engine *e, const struct mat *norm, const struct mat *hea
 		kern_argmax_lse(e->s, e->logits, c->vocab, n, c->vocab, e->argmax, e->lse);
 	}
 	hand_out(e, b);
+	profile_end(e->profile);
 }
 
 /* Room for the page pointers of every segment. */
@@ -304,10 +330,12 @@ int engine_step(struct engine *e, struct segment *segs, size_t count, struct ds_
 
 	if (rc || !b.rows)
 		return rc;
+	profile_step_begin(e->profile, false, b.rows, count);
 	engine_embed(e, &e->m->embed, &b);
 	for (size_t n = 0; n < e->c->layers; n++)
 		engine_layer(e, &e->m->layers[n], n, &b);
 	engine_head(e, &e->m->norm, &e->m->head, &b);
+	profile_step_end(e->profile);
 	for (size_t i = 0; i < count; i++)
 		segs[i].kv->length += segs[i].rows;
 	e->step++;

@@ -14,6 +14,7 @@
 #define DS_ENGINE_ENGINE_H
 
 #include "engine/kv.h"
+#include "engine/profile.h"
 #include "kernels/kernels.h"
 #include "model/model.h"
 
@@ -52,6 +53,8 @@ struct segment {
  * memory. */
 int engine_new(struct engine **e, const struct model *m, const struct engine_config *c, struct ds_err *err);
 void engine_free(struct engine *e);
+/* Steps are profiled from now on (engine/profile.h); NULL: no more.  pool: to be counted, or NULL.  DS_OS. */
+int engine_set_profile(struct engine *e, struct profile *p, const struct kv_pool *pool, struct ds_err *err);
 
 const char *engine_kernels(const struct engine *e);
 enum dtype engine_kv_type(const struct engine *e);  /* of the pool that goes with it */

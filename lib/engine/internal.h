@@ -8,6 +8,7 @@ struct engine {
 	const struct model *m;
 	const struct config *c;
 	struct kern_stream *s;
+	struct profile *profile; /* or NULL */
 	bool round;             /* ARITH_BF16 */
 	bool dequant;
 	bool mtp;
@@ -65,6 +66,8 @@ static inline size_t batch_pos(const struct batch *b, const struct segment *s)
 
 /* How a product reads the activations that go with weights of this type. */
 enum act_kind engine_act(const struct engine *e, const struct mat *w);
+/* The first `count` of e->gemms, counted in the profile. */
+void engine_gemm(struct engine *e, size_t count);
 /* y [rows, w->rows] = x [rows, w->cols] W^T, packing x into buf. */
 void engine_linear(struct engine *e, float *y, const float *x, const struct mat *w, size_t rows, void *buf, bool round);
 /* Shows the tap, if there is one, a tensor [b->rows, cols]; _last: [rows whose logits are wanted, cols]. */

@@ -35,7 +35,7 @@ static void ffn(struct engine *e, const struct ffn *f, size_t rows, float *y)
 	e->gemms[0] = (struct gemm){ .y = e->gate, .ldy = width, .x = &x, .w = &f->gate, .rows = rows,
 		.round = e->round };
 	e->gemms[1] = (struct gemm){ .y = e->up, .ldy = width, .x = &x, .w = &f->up, .rows = rows, .round = e->round };
-	kern_gemm(e->s, e->gemms, 2);
+	engine_gemm(e, 2);
 	kern_swiglu(e->s, e->gate, width, e->gate, width, e->up, width, rows, width, e->round);
 	engine_linear(e, y, e->gate, &f->down, rows, e->packed2, e->round);
 }
@@ -93,10 +93,10 @@ void stage_mlp(struct engine *e, const struct layer *l, struct batch *b, const s
 	size_t pairs = b->rows * e->c->top_k, width = e->c->moe_inter;
 	struct act y;
 
-	kern_gemm(e->s, e->gemms, list_gate_up(e, l, x));
+	engine_gemm(e, list_gate_up(e, l, x));
 	kern_swiglu(e->s, e->gate, width, e->gate, width, e->up, width, pairs, width, e->round);
 	kern_pack(e->s, engine_act(e, &l->experts[0].down), e->c->ue8m0, e->gate, pairs, width, width, e->packed2, &y);
-	kern_gemm(e->s, e->gemms, list_down(e, l, &y));
+	engine_gemm(e, list_down(e, l, &y));
 }
 
 void stage_combine(struct engine *e, struct batch *b)

@@ -27,10 +27,14 @@ int engine_mtp(struct engine *e, struct segment *segs, size_t count, struct ds_e
 
 	if (rc || !b.rows)
 		return rc;
+	profile_step_begin(e->profile, true, b.rows, count);
 	engine_embed(e, &p->embed, &b);
+	profile_begin(e->profile, STAGE_MTP, e->c->layers, b.rows);
 	join(e, p, &b);
+	profile_end(e->profile);
 	engine_layer(e, &p->layer, e->c->layers, &b);
 	engine_head(e, &p->norm, &p->head, &b);
+	profile_step_end(e->profile);
 	for (size_t i = 0; i < count; i++)
 		segs[i].kv->mtp += segs[i].rows;
 	return 0;

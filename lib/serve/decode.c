@@ -79,6 +79,7 @@ static void job_free(struct decode *d, struct job *j)
 {
 	struct source *src = j->src;
 
+	profile_request_end(d->w->profile, j->stream, j->request.id);
 	TAILQ_REMOVE(&d->jobs, j, link);
 	kv_seq_clear(&j->kv, d->w->pool);
 	free(j->parked.bytes);
@@ -224,6 +225,7 @@ static int take_request(struct decode *d, struct source *src, struct frame *f, s
 	j->stream = f->stream;
 	TAILQ_INSERT_TAIL(&d->jobs, j, link);
 	d->held++;
+	profile_request(d->w->profile, j->stream, j->request.id, j->prompt);
 	source_hold(src);
 	return 0;
 }

@@ -75,6 +75,7 @@ static void job_free(struct prefill *p, struct job *j)
 {
 	struct source *src = j->src;
 
+	profile_request_end(p->w->profile, j->frame.stream, j->request.id);
 	kv_seq_clear(&j->kv, p->w->pool);
 	free(j->frame.data);
 	free((void *)(uintptr_t)j->frame.meta_raw);
@@ -192,6 +193,7 @@ static int take_request(struct prefill *p, struct source *src, struct frame *f, 
 	TAILQ_INSERT_TAIL(&p->waiting, j, link);
 	source_hold(src);
 	p->held++;
+	profile_request(p->w->profile, j->frame.stream, j->request.id, j->count);
 	return 0;
 }
 

@@ -29,7 +29,18 @@ static int parse_arith(const char *s, enum arith *a, struct ds_err *err)
 	return 0;
 }
 
-int work_open(struct work *w, const struct work_options *o, size_t max_rows, size_t max_segs, struct ds_err *err)
+static int open_profile(struct work *w, const struct work_options *o, const struct stage_options *io,
+	const char *program, struct ds_err *err)
+{
+	struct profile_options p = { .program = program, .trace = o->trace, .force = io->force, .stats = o->stats,
+		.json = io->log_format && strcmp(io->log_format, "json") == 0 };
+	int rc = profile_new(&w->profile, &p, err);
+
+	return rc ? rc : engine_set_profile(w->engine, w->profile, w->pool, err);
+}
+
+int work_open(struct work *w, const struct work_options *o, const struct stage_options *io, const char *program,
+	size_t max_rows, size_t max_segs, struct ds_err *err)
 {
 	struct engine_config c = { .max_rows = max_rows, .max_segs = max_segs };
 	int rc;
@@ -45,7 +56,8 @@ int work_open(struct work *w, const struct work_options *o, size_t max_rows, siz
 	w->max_segs = max_segs;
 	if ((rc = model_open(&w->model, o->model, err)) || (rc = engine_new(&w->engine, w->model, &c, err)) ||
 	    (rc = engine_kv_pool(w->engine, o->kv_memory, &w->pool, err)) ||
-	    (rc = sampler_new(&w->sampler, w->model->config.vocab, err)))
+	    (rc = sampler_new(&w->sampler, w->model->config.vocab, err)) ||
+	    (rc = open_profile(w, o, io, program, err)))
 		goto fail;
 	w->segs = mem_calloc(max_segs, sizeof(*w->segs));
 	if (!w->segs) {
@@ -60,8 +72,19 @@ fail:
 	return rc;
 }
 
+int work_finish(struct work *w, int rc, struct ds_err *err)
+{
+	struct ds_err second;
+	int failed = profile_finish(w->profile, rc ? &second : err);
+
+	if (rc && failed)
+		log_err(&second);
+	return rc ? rc : failed;
+}
+
 void work_close(struct work *w)
 {
+	profile_free(w->profile);
 	free(w->segs);
 	sampler_free(w->sampler);
 	kv_pool_free(w->pool);
@@ -173,7 +196,9 @@ bool work_sample(struct work *w, const struct request *r, const struct segment *
 	struct sample_params p = { .temperature = r->sampling.temperature, .top_p = r->sampling.top_p,
 		.top_k = (size_t)r->sampling.top_k, .seed = r->sampling.seed };
 
+	profile_begin(w->profile, STAGE_SAMPLE, SIZE_MAX, 1);
 	*token = sample_token(w->sampler, &p, s->logits, s->argmax[0], s->lse[0], position, logprob);
+	profile_end(w->profile);
 	return isfinite(*logprob);
 }
 

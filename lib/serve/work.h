@@ -15,6 +15,8 @@ struct work_options {
 	const char *arith;      /* "bf16" or "float32" */
 	int64_t threads;        /* 0: as many as this process may use */
 	uint64_t kv_memory;
+	const char *trace;      /* file to write spans to, or NULL */
+	bool stats;
 };
 
 #define WORK_OPTIONS(o) \
@@ -25,19 +27,28 @@ struct work_options {
 	{ .name = "arith", .arg = "bf16|float32", .help = "arithmetic between the matrix products", .def = "bf16", \
 		.type = OPT_STR, .dst = &(o).arith, .env = true }, \
 	{ .name = "kv-memory", .arg = "SIZE", .help = "memory for the KV cache", .def = "1G", .type = OPT_SIZE, \
-		.dst = &(o).kv_memory, .env = true }
+		.dst = &(o).kv_memory, .env = true }, \
+	{ .name = "trace", .arg = "FILE", .help = "write what the stages and threads do, for Perfetto", \
+		.type = OPT_STR, .dst = &(o).trace }, \
+	{ .name = "stats", .help = "at the end: time, GB/s and GFLOP/s of each stage, on stderr", .type = OPT_FLAG, \
+		.dst = &(o).stats }
 
 struct work {
 	struct model *model;
 	struct engine *engine;
 	struct kv_pool *pool;
 	struct sampler *sampler;
+	struct profile *profile; /* or NULL */
 	struct segment *segs;   /* [max_segs] */
 	size_t max_rows, max_segs;
 };
 
-/* Opens everything; on failure nothing is left open. */
-int work_open(struct work *w, const struct work_options *o, size_t max_rows, size_t max_segs, struct ds_err *err);
+/* Opens everything; on failure nothing is left open.  io: for what the profile prints and overwrites. */
+int work_open(struct work *w, const struct work_options *o, const struct stage_options *io, const char *program,
+	size_t max_rows, size_t max_segs, struct ds_err *err);
+/* At the end of a run whose result is rc: the profile's statistics and the end of its trace.  rc, or where it is 0
+ * what went wrong with the trace. */
+int work_finish(struct work *w, int rc, struct ds_err *err);
 void work_close(struct work *w);
 /* Our HELLO: model, vocabulary, arithmetic and KV layout. */
 void work_hello(const struct work *w, struct hello *h, const char *program, const char *role);

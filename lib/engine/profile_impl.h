@@ -1,0 +1,35 @@
+/* What the files of the profile share. */
+#ifndef DS_ENGINE_PROFILE_IMPL_H
+#define DS_ENGINE_PROFILE_IMPL_H
+
+#include "base/trace.h"
+#include "engine/profile.h"
+
+enum { DEPTH = 4, LANE_STAGES = 0, LANE_THREADS = 1 };
+
+struct open_stage {
+	enum stage_id stage;
+	size_t layer, rows;
+	int64_t begin, within; /* within: time of stages inside of it */
+	struct stage_sum sum;
+};
+
+struct profile {
+	struct profile_options o;
+	struct trace *trace;
+	struct kern_stream *s;
+	const struct kv_pool *pool;
+	bool round;
+	int64_t began, step;
+	bool draft;
+	size_t step_rows, step_segs;
+	struct open_stage open[DEPTH];
+	size_t depth;
+	struct stage_sum elsewhere; /* asked for outside of any stage */
+	struct profile_sums sums;
+};
+
+/* The statistics, to stderr. */
+void profile_print(const struct profile *p);
+
+#endif
