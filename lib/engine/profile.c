@@ -250,12 +250,13 @@ void profile_embed(struct profile *p, const struct mat *table, size_t rows)
 void profile_attn(struct profile *p, const struct attn_shape *a, const struct attn_seg *segs, size_t count,
 	bool absorbed)
 {
-	uint64_t per_pair = absorbed ? 2 * a->lora + a->rope : a->nope + a->rope + a->v;
 	struct stage_sum *s;
+	uint64_t per_pair;
 
 	if (!p || !count)
 		return;
 	s = current(p);
+	per_pair = absorbed ? 2 * a->lora + a->rope : a->nope + a->rope + a->v;
 	s->weight_bytes += mat_bytes(a->kv_b);
 	for (size_t i = 0; i < count; i++) {
 		uint64_t rows = segs[i].rows, seen = segs[i].pos0 + rows;
