@@ -36,7 +36,7 @@ static int run(struct ds_err *err)
 	if (!rc) {
 		work_hello(&w, &stage.hello, program.name, "decode");
 		stage.ctx = d;
-		rc = work_finish(&w, stage_run(&stage, err), err);
+		rc = work_finish(&w, work_run(&w, &work, &stage, err), err);
 		decode_free(d);
 	}
 	work_close(&w);

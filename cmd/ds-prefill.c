@@ -41,7 +41,7 @@ static int run(struct ds_err *err)
 	if (!rc) {
 		work_hello(&w, &stage.hello, program.name, "prefill");
 		stage.ctx = p;
-		rc = work_finish(&w, stage_run(&stage, err), err);
+		rc = work_finish(&w, work_run(&w, &work, &stage, err), err);
 		prefill_free(p);
 	}
 	work_close(&w);

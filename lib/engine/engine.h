@@ -80,7 +80,7 @@ int engine_mtp(struct engine *e, struct segment *segs, size_t count, struct ds_e
  */
 struct tap_rows { uint64_t stream, first; size_t rows; }; /* rows first, first + 1, ... of a sequence */
 struct tap_tensor {
-	const char *point;       /* a name of engine_points */
+	const char *point;       /* as below */
 	size_t layer;            /* 0 where the point is of no layer */
 	enum dtype type;         /* DT_F32; DT_U32 for router.ids */
 	const void *data;        /* [rows, cols] */
@@ -93,7 +93,7 @@ typedef void (*engine_tap)(void *ctx, const struct tap_tensor *t);
 void engine_set_tap(struct engine *e, engine_tap fn, void *ctx);
 
 /*
- * The points in the order in which a step reaches them, ended by a NULL name.
+ * The points in the order in which a step reaches them (point_kinds in frame/point.h).
  *   embed                          [rows, hidden]
  *   q attn_core                    [rows, heads * (nope + rope)] after RoPE; [rows, heads * v] before o_proj
  *   kv                             [rows, kv_lora + rope] as the cache takes them: normed latent, rotated key
@@ -104,7 +104,5 @@ void engine_set_tap(struct engine *e, engine_tap fn, void *ctx);
  *   logits                         [rows whose logits are wanted, vocab]
  * The MTP layer is layer number `layers`; of its steps only that layer's points are shown.
  */
-struct engine_point { const char *name; bool layered, moe; };
-extern const struct engine_point engine_points[];
 
 #endif

@@ -1,23 +1,6 @@
 /* What a tap is shown of a step. */
 #include "engine/internal.h"
 
-const struct engine_point engine_points[] = {
-	{ "embed", false, false },
-	{ "q", true, false },
-	{ "kv", true, false },
-	{ "attn_core", true, false },
-	{ "attn_out", true, false },
-	{ "attn", true, false },
-	{ "router.logits", true, true },
-	{ "router.ids", true, true },
-	{ "router.weights", true, true },
-	{ "mlp_out", true, false },
-	{ "out", true, false },
-	{ "final", false, false },
-	{ "logits", false, false },
-	{ NULL, false, false },
-};
-
 void engine_set_tap(struct engine *e, engine_tap fn, void *ctx)
 {
 	e->tap = fn;

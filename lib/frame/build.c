@@ -163,6 +163,23 @@ void meta_put_end(struct meta_builder *b)
 		put_be16(p + 1, (unsigned)n);
 }
 
+void meta_put_rest(struct meta_builder *b, struct meta m, const char *const *but)
+{
+	const msgpack_object *o = m.obj;
+
+	for (uint32_t i = 0; o && o->type == MSGPACK_OBJECT_MAP && i < o->via.map.size; i++) {
+		const msgpack_object_str *key = &o->via.map.ptr[i].key.via.str;
+		const char *const *skip = but;
+
+		while (*skip && (strlen(*skip) != key->size || memcmp(*skip, key->ptr, key->size) != 0))
+			skip++;
+		if (*skip)
+			continue;
+		put_key(b, key->ptr, key->size);
+		msgpack_pack_object(&b->pk, o->via.map.ptr[i].val);
+	}
+}
+
 static void put_dims(struct meta_builder *b, const char *dims, size_t ndim)
 {
 	meta_put_array(b, NULL);

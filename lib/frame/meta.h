@@ -60,6 +60,8 @@ void meta_put_cstr(struct meta_builder *b, const char *key, const char *s);
 void meta_put_map(struct meta_builder *b, const char *key);
 void meta_put_array(struct meta_builder *b, const char *key);
 void meta_put_end(struct meta_builder *b);      /* closes the innermost map or array */
+/* Every key of a map but those of a list ended by NULL, as they are. */
+void meta_put_rest(struct meta_builder *b, struct meta m, const char *const *but);
 /* One row of "tensors"; rows must be put one after the other.  dims: axis names, "layer,token,dim". */
 void meta_put_tensor(struct meta_builder *b, const char *name, enum dtype type, const char *dims,
 	const uint64_t *shape, size_t ndim, uint64_t offset, const char *scale);

@@ -502,6 +502,8 @@ static int on_step(void *ctx, bool *busy, struct ds_err *err)
 		segs[i] = (struct segment){ .kv = &d->stepping[i]->kv, .tokens = &d->stepping[i]->token, .rows = 1,
 			.stream = d->stepping[i]->stream, .absorbed = true, .want_logits = true };
 	rc = engine_step(d->w->engine, segs, n, err);
+	if (!rc)
+		rc = work_dumped(d->w, err);
 	if (rc)
 		return rc;
 	for (size_t i = 0; i < n; i++) {

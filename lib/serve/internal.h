@@ -14,6 +14,7 @@
 
 #include "frame/messages.h"
 #include "base/log.h"
+#include "base/outfile.h"
 #include "net/addr.h"
 #include "serve/stage.h"
 
@@ -88,7 +89,7 @@ struct stage {
 	struct addr listen_addr, connect_addr;
 	int listen_fd;
 	struct sink out;        /* stdout or a file; w is NULL in a service that answers on its connections */
-	char *out_path, *out_tmp;
+	struct outfile file;    /* what out writes to */
 	bool out_watch;         /* a pipe or socket: poll tells when its reader has gone */
 	struct {
 		struct sink sink;
@@ -158,7 +159,6 @@ void sink_end(struct stage *st, struct sink *s);
 
 /* signals.c */
 int signals_service(struct ds_err *err);
-void signals_filter(const char *tmp);  /* removes the unfinished output file when a signal ends the program */
 void signals_done(void);
 int signals_fd(void);
 int signals_next(void);                /* a signal's number, 0: none */

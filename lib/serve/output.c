@@ -1,7 +1,5 @@
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -107,79 +105,18 @@ void output_hello(struct stage *st)
 
 /* ---- the output file ---- */
 
-static int refuse_terminal(const struct stage *st, int fd, struct ds_err *err)
-{
-	if (st->cfg->raw_output || st->cfg->opt.force || !isatty(fd))
-		return 0;
-	return err_set(err, DS_USAGE, "frames are not for a terminal: use a pipe, -o FILE or --force");
-}
-
-static int open_tmp(struct stage *st, struct ds_err *err)
-{
-	size_t n = strlen(st->out_path) + 40;
-	int fd = -1;
-
-	st->out_tmp = malloc(n);
-	if (!st->out_tmp)
-		return err_nomem(err, n, "a file name");
-	for (unsigned k = 0; k < 100 && fd < 0; k++) {
-		snprintf(st->out_tmp, n, "%s.%d.%u.tmp", st->out_path, (int)getpid(), k);
-		fd = open(st->out_tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-		if (fd < 0 && errno != EEXIST)
-			break;
-	}
-	if (fd < 0) {
-		int rc = err_errno(err, DS_IO, "cannot create '%s'", st->out_tmp);
-
-		free(st->out_tmp);
-		st->out_tmp = NULL;
-		return rc;
-	}
-	signals_filter(st->out_tmp);
-	return sink_open(&st->out, fd, st->out_path, err);
-}
-
-static int open_file(struct stage *st, const char *path, struct ds_err *err)
-{
-	struct stat sb;
-	int fd, rc;
-
-	st->out_path = strdup(path);
-	if (!st->out_path)
-		return err_nomem(err, strlen(path), "a file name");
-	if (stat(path, &sb))
-		return errno == ENOENT ? open_tmp(st, err) : err_errno(err, DS_IO, "cannot write '%s'", path);
-	if (S_ISDIR(sb.st_mode))
-		return err_set(err, DS_USAGE, "cannot write '%s': it is a directory", path);
-	if (S_ISREG(sb.st_mode)) {
-		if (!st->cfg->opt.force)
-			return err_set(err, DS_USAGE, "'%s' exists: use --force to overwrite it", path);
-		return open_tmp(st, err);
-	}
-	fd = open(path, O_WRONLY | O_CLOEXEC); /* a device or a named pipe is written as it is */
-	if (fd < 0)
-		return err_errno(err, DS_IO, "cannot open '%s'", path);
-	rc = sink_open(&st->out, fd, path, err);
-	return rc ? rc : refuse_terminal(st, fd, err);
-}
-
 int output_open(struct stage *st, struct ds_err *err)
 {
-	const char *path = st->cfg->opt.output;
+	const struct stage_config *cfg = st->cfg;
+	const char *path = cfg->opt.output;
 	struct stat sb;
 	int rc;
 
 	if (!path && st->service)
 		return 0;
-	if (path && strcmp(path, "-") != 0) {
-		rc = open_file(st, path, err);
-	} else {
-		if (fcntl(STDOUT_FILENO, F_GETFD) < 0)
-			return err_errno(err, DS_IO, "cannot write to '<stdout>'");
-		rc = refuse_terminal(st, STDOUT_FILENO, err);
-		if (!rc)
-			rc = sink_open(&st->out, STDOUT_FILENO, "<stdout>", err);
-	}
+	rc = outfile_open(&st->file, path, cfg->opt.force, cfg->raw_output, err);
+	if (!rc)
+		rc = sink_open(&st->out, st->file.fd, st->file.path, err);
 	if (rc)
 		return rc;
 	fd_grow_pipe(st->out.fd);
@@ -189,28 +126,11 @@ int output_open(struct stage *st, struct ds_err *err)
 
 int output_commit(struct stage *st, struct ds_err *err)
 {
-	int fd = st->out.fd;
-
 	if (!st->out.w)
 		return 0;
 	sink_close(&st->out);
-	if (fd == STDOUT_FILENO) {
-		fd = dup(fd); /* closing is where some file systems report a failure; stdout itself stays */
-		if (fd < 0)
-			return err_errno(err, DS_IO, "cannot write to '%s'", st->out.name);
-	}
-	if (close(fd))
-		return err_errno(err, DS_IO, "cannot write to '%s'", st->out.name);
 	st->out.fd = -1;
-	if (!st->out_tmp)
-		return 0;
-	if (renameat2(AT_FDCWD, st->out_tmp, AT_FDCWD, st->out_path, st->cfg->opt.force ? 0 : RENAME_NOREPLACE) &&
-		(errno != EINVAL || rename(st->out_tmp, st->out_path)))
-		return err_errno(err, DS_IO, "cannot rename '%s' to '%s'", st->out_tmp, st->out_path);
-	signals_filter(NULL);
-	free(st->out_tmp);
-	st->out_tmp = NULL;
-	return 0;
+	return outfile_commit(&st->file, err);
 }
 
 void output_release(struct stage *st)
@@ -235,12 +155,6 @@ void output_discard(struct stage *st)
 {
 	if (st->out.w)
 		sink_close(&st->out);
-	if (st->out.fd > STDERR_FILENO)
-		close(st->out.fd);
-	if (st->out_tmp)
-		unlink(st->out_tmp);
-	signals_filter(NULL);
-	free(st->out_tmp);
-	free(st->out_path);
-	st->out_tmp = st->out_path = NULL;
+	st->out.fd = -1;
+	outfile_discard(&st->file);
 }

@@ -426,6 +426,8 @@ static int on_step(void *ctx, bool *busy, struct ds_err *err)
 	n = fill_step(p);
 	if (n) {
 		rc = engine_step(p->w->engine, p->w->segs, n, err);
+		if (!rc)
+			rc = work_dumped(p->w, err);
 		if (rc)
 			return rc;
 		finish_step(p, n);

@@ -12,7 +12,6 @@
 #include "serve/internal.h"
 
 static int wake[2] = { -1, -1 };     /* a handler writes the signal's number, whichever thread it runs on */
-static const char *volatile unfinished; /* path that dies with us */
 
 static void on_signal(int sig)
 {
@@ -24,22 +23,10 @@ static void on_signal(int sig)
 	errno = saved;
 }
 
-static void on_fatal(int sig)
-{
-	const char *path = unfinished;
-
-	if (path)
-		unlink(path);
-	signal(sig, SIG_DFL);
-	raise(sig);
-}
-
 static void handle(int sig, void (*f)(int))
 {
-	struct sigaction sa = { .sa_handler = f, .sa_flags = SA_RESTART }, old;
+	struct sigaction sa = { .sa_handler = f, .sa_flags = SA_RESTART };
 
-	if (sigaction(sig, NULL, &old) == 0 && old.sa_handler == SIG_IGN && f == on_fatal)
-		return; /* nohup */
 	sigemptyset(&sa.sa_mask);
 	sigaction(sig, &sa, NULL);
 }
@@ -55,19 +42,8 @@ int signals_service(struct ds_err *err)
 	return 0;
 }
 
-void signals_filter(const char *tmp)
-{
-	unfinished = tmp;
-	if (!tmp)
-		return;
-	handle(SIGTERM, on_fatal);
-	handle(SIGINT, on_fatal);
-	handle(SIGHUP, on_fatal);
-}
-
 void signals_done(void)
 {
-	unfinished = NULL;
 	if (wake[0] < 0)
 		return;
 	handle(SIGTERM, SIG_IGN); /* the run is over: its exit code is what counts */

@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/version.h"
+#include "serve/dump.h"
 
 static int cpus_allowed(void)
 {
@@ -113,6 +115,52 @@ void work_hello(const struct work *w, struct hello *h, const char *program, cons
 	h->kv.layers = c->layers;
 	h->kv.dim = engine_kv_dim(w->engine);
 	h->world = 1;
+}
+
+static int open_dump(struct work *w, const struct work_options *o, const struct stage_config *stage, struct ds_err *err)
+{
+	const struct stage_options *io = &stage->opt;
+	bool to_stdout = io->output ? strcmp(io->output, "-") == 0 : !io->listen;
+	struct dump_options d = { .patterns = o->dump, .to = o->dump_to, .force = io->force,
+		.stdout_taken = to_stdout };
+	int rc;
+
+	if (!o->dump && !o->dump_to)
+		return 0;
+	if (!o->dump || !o->dump_to)
+		return err_set(err, DS_USAGE, "--dump and --dump-to go together: what to write and where to");
+	rc = dump_open(&w->dump, &d, w->model, &stage->hello, err);
+	if (!rc)
+		engine_set_tap(w->engine, dump_tap, w->dump);
+	return rc;
+}
+
+int work_run(struct work *w, const struct work_options *o, const struct stage_config *stage, struct ds_err *err)
+{
+	struct ds_err second;
+	int rc, failed;
+
+	signal(SIGPIPE, SIG_IGN);
+	rc = open_dump(w, o, stage, err);
+	if (rc)
+		return rc;
+	rc = stage_run(stage, err);
+	if (!w->dump)
+		return rc;
+	engine_set_tap(w->engine, NULL, NULL);
+	/* A dump of a run in which a request failed is the one that is wanted most. */
+	failed = dump_close(w->dump, &second);
+	w->dump = NULL;
+	if (failed && !rc)
+		*err = second;
+	else if (failed && strcmp(err->text, second.text) != 0)
+		log_err(&second);
+	return rc ? rc : failed;
+}
+
+int work_dumped(const struct work *w, struct ds_err *err)
+{
+	return w->dump ? dump_error(w->dump, err) : 0;
 }
 
 static int check_prompt(const struct work *w, const struct frame *f, const char *id, const uint32_t *ids, size_t n,

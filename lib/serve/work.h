@@ -15,6 +15,7 @@ struct work_options {
 	const char *arith;      /* "bf16" or "float32" */
 	int64_t threads;        /* 0: as many as this process may use */
 	uint64_t kv_memory;
+	const char *dump, *dump_to;
 	const char *trace;      /* file to write spans to, or NULL */
 	bool stats;
 };
@@ -28,6 +29,9 @@ struct work_options {
 		.type = OPT_STR, .dst = &(o).arith, .env = true }, \
 	{ .name = "kv-memory", .arg = "SIZE", .help = "memory for the KV cache", .def = "1G", .type = OPT_SIZE, \
 		.dst = &(o).kv_memory, .env = true }, \
+	{ .name = "dump", .arg = "POINTS", .help = "write tensors as frames: 'layer.*.attn_out,layer.3.router'", \
+		.type = OPT_STR, .dst = &(o).dump }, \
+	{ .name = "dump-to", .arg = "FILE|ADDR", .help = "where --dump goes", .type = OPT_STR, .dst = &(o).dump_to }, \
 	{ .name = "trace", .arg = "FILE", .help = "write what the stages and threads do, for Perfetto", \
 		.type = OPT_STR, .dst = &(o).trace }, \
 	{ .name = "stats", .help = "at the end: time, GB/s and GFLOP/s of each stage, on stderr", .type = OPT_FLAG, \
@@ -40,6 +44,7 @@ struct work {
 	struct sampler *sampler;
 	struct profile *profile; /* or NULL */
 	struct segment *segs;   /* [max_segs] */
+	struct dump *dump;      /* --dump, or NULL */
 	size_t max_rows, max_segs;
 };
 
@@ -52,6 +57,11 @@ int work_finish(struct work *w, int rc, struct ds_err *err);
 void work_close(struct work *w);
 /* Our HELLO: model, vocabulary, arithmetic and KV layout. */
 void work_hello(const struct work *w, struct hello *h, const char *program, const char *role);
+
+/* stage_run, with the tensors of --dump written beside it. */
+int work_run(struct work *w, const struct work_options *o, const struct stage_config *stage, struct ds_err *err);
+/* 0, or why the dump could not be written: to be asked after each step, whose answers are not sent then. */
+int work_dumped(const struct work *w, struct ds_err *err);
 
 /* The request of a frame, its prompt checked against the model: ids below the vocabulary, the prompt within the context
  * and within the KV memory (DS_DATA, DS_CONFIG). */
