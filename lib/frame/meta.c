@@ -215,6 +215,7 @@ enum meta_result meta_array(struct meta m, const char *key, struct meta *v, size
 }
 
 enum meta_result meta_at_uint(struct meta a, size_t i, uint64_t *v) { return as_uint(at(a, i), v); }
+enum meta_result meta_at_real(struct meta a, size_t i, double *v) { return as_real(at(a, i), v); }
 enum meta_result meta_at_str(struct meta a, size_t i, const char **s, size_t *n) { return as_str(at(a, i), s, n); }
 enum meta_result meta_at_array(struct meta a, size_t i, struct meta *v, size_t *n) { return as_array(at(a, i), v, n); }
 

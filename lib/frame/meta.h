@@ -36,6 +36,7 @@ enum meta_result meta_array(struct meta m, const char *key, struct meta *v, size
 
 /* Elements of an array. */
 enum meta_result meta_at_uint(struct meta a, size_t i, uint64_t *v);
+enum meta_result meta_at_real(struct meta a, size_t i, double *v);
 enum meta_result meta_at_str(struct meta a, size_t i, const char **s, size_t *n);
 enum meta_result meta_at_array(struct meta a, size_t i, struct meta *v, size_t *n);
 

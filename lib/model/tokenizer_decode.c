@@ -16,6 +16,14 @@ bool tokenizer_bytes(const struct tokenizer *t, uint32_t id, bool special, const
 	return true;
 }
 
+void tokenizer_text(const struct tokenizer *t, uint32_t id, bool special, const char **p, size_t *n)
+{
+	if (tokenizer_bytes(t, id, special, p, n))
+		return;
+	*p = "\xef\xbf\xbd";
+	*n = 3;
+}
+
 static void add_bad(struct buf *out)
 {
 	buf_add(out, "\xef\xbf\xbd", 3);
@@ -64,11 +72,7 @@ int detok_add(struct detok *d, const struct tokenizer *t, uint32_t id, struct bu
 	const char *p;
 	size_t n;
 
-	if (!tokenizer_bytes(t, id, d->special, &p, &n)) {
-		detok_end(d, out);
-		add_bad(out);
-		n = 0;
-	}
+	tokenizer_text(t, id, d->special, &p, &n);
 	for (size_t i = 0; i < n; i++)
 		add_byte(d, p[i], out);
 	return out->nomem ? err_nomem(err, n, "text") : 0;

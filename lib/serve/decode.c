@@ -29,6 +29,7 @@ struct job {
 	uint64_t position;        /* of that token */
 	uint64_t index;           /* of the next token to be sent */
 	struct usage usage;
+	struct sample_history *history; /* NULL: nothing is penalised */
 	uint64_t prefill_ns;
 	int64_t began_ns;
 };
@@ -83,6 +84,7 @@ static void job_free(struct decode *d, struct job *j)
 	TAILQ_REMOVE(&d->jobs, j, link);
 	kv_seq_clear(&j->kv, d->w->pool);
 	free(j->parked.bytes);
+	sample_history_free(j->history);
 	free(j);
 	if (--d->held < d->max_batch)
 		held_resume(&d->paused);
@@ -163,16 +165,23 @@ static void send_done(struct decode *d, struct job *j, const char *reason)
 }
 
 /* Sends the token at j->position; ends the job where it was the last one. */
-static void emit(struct decode *d, struct job *j, double logprob)
+static void emit(struct decode *d, struct job *j, const struct sampled *s)
 {
-	struct token t = { .index = j->index++, .id = j->token, .has_logprob = j->request.sampling.logprobs,
-		.logprob = logprob, .t_ns = (uint64_t)time_wall_ns() };
+	struct token t = { .index = j->index++, .t = *s, .has_logprob = j->request.sampling.logprobs,
+		.t_ns = (uint64_t)time_wall_ns() };
 	const char *reason;
+	struct ds_err why;
 
+	j->token = s->id;
+	if (j->history && sample_history_add(j->history, s->id, &why)) {
+		job_fail(d, j, &why);
+		return;
+	}
+	reason = finished(d, j);
+	snprintf(t.reason, sizeof(t.reason), "%s", reason ? reason : "");
 	meta_reset(d->meta);
 	token_put(d->meta, &t);
 	stage_send(j->src, FRAME_TOKEN, j->stream, d->meta, NULL, 0, false);
-	reason = finished(d, j);
 	if (reason)
 		send_done(d, j, reason);
 }
@@ -192,6 +201,14 @@ static size_t arriving_from(const struct decode *d, const struct source *src)
 static bool on_incomplete(void *ctx, struct source *src)
 {
 	return arriving_from(ctx, src) > 0;
+}
+
+static int refuse(const struct request *r, struct ds_err *err)
+{
+	if (r->n == 1 && !r->stop_count)
+		return 0;
+	return err_set(err, DS_DATA, "request '%s': '%s' is not supported by this version", r->id,
+		r->stop_count ? "stop" : "n");
 }
 
 static int take_request(struct decode *d, struct source *src, struct frame *f, struct ds_err *err)
@@ -217,7 +234,8 @@ static int take_request(struct decode *d, struct source *src, struct frame *f, s
 		err_nomem(&why, sizeof(*j), "a request");
 		return stage_error(src, f->stream, work_name(f, id), true, &why);
 	}
-	if (work_request(d->w, f, &j->request, &ids, &j->prompt, &why)) {
+	if (work_request(d->w, f, &j->request, &ids, &j->prompt, &why) || refuse(&j->request, &why) ||
+	    work_history(&j->request, ids, j->prompt, &j->history, &why)) {
 		free(j);
 		return stage_error(src, f->stream, work_name(f, id), false, &why);
 	}
@@ -338,30 +356,30 @@ static int take_kv(struct decode *d, struct source *src, struct frame *f)
 static int take_prefilled(struct decode *d, struct source *src, struct frame *f)
 {
 	struct job *j = find(d, src, f->stream);
+	struct sampled first;
 	struct prefilled p;
 	struct ds_err why;
 
 	if (!j)
 		return 0;
-	if (prefilled_get(f, &p, &why))
+	if (prefilled_get(f, &first, 1, &p, &why))
 		return job_fail(d, j, &why);
 	if (j->state != JOB_ARRIVING || j->arrived != kv_blocks_for(j->prompt) || p.position != j->prompt ||
-	    p.token >= d->w->model->config.vocab) {
+	    first.id >= d->w->model->config.vocab) {
 		err_set(&why, DS_DATA,
 			"request '%s': first token %u at %llu does not follow %zu prompt tokens with %zu KV blocks",
-			j->request.id, p.token, (unsigned long long)p.position, j->prompt, j->arrived);
+			j->request.id, first.id, (unsigned long long)p.position, j->prompt, j->arrived);
 		return job_fail(d, j, &why);
 	}
 	j->state = JOB_READY;
 	j->kv.length = j->parked.bytes ? 0 : j->prompt;
 	j->parked.blocks = j->parked.bytes ? j->arrived : 0;
 	j->parked.length = j->prompt;
-	j->token = p.token;
 	j->position = p.position;
 	j->usage = p.usage;
 	j->prefill_ns = p.prefill_ns;
 	j->began_ns = time_mono_ns();
-	emit(d, j, p.logprob);
+	emit(d, j, &first);
 	return 0;
 }
 
@@ -508,10 +526,11 @@ static int on_step(void *ctx, bool *busy, struct ds_err *err)
 		return rc;
 	for (size_t i = 0; i < n; i++) {
 		struct job *j = d->stepping[i];
-		double logprob;
+		struct sampled s;
 
-		if (work_sample(d->w, &j->request, &segs[i], ++j->position, &j->token, &logprob)) {
-			emit(d, j, logprob);
+		if (work_sample(d->w, &j->request, 0, j->history, segs[i].logits, segs[i].argmax[0], segs[i].lse[0],
+			++j->position, &s)) {
+			emit(d, j, &s);
 		} else {
 			struct ds_err why;
 

@@ -19,6 +19,7 @@ struct job {
 	const uint32_t *ids;     /* [count] the prompt, within frame.data */
 	size_t count;
 	struct kv_seq kv;
+	struct sampled first;
 	struct prefilled result;
 	int64_t began_ns;
 	size_t sent;             /* frames already sent: the request, then KV blocks */
@@ -382,6 +383,18 @@ static size_t fill_step(struct prefill *p)
 	return n;
 }
 
+/* Penalties look at the prompt. */
+static int sample_first(struct prefill *p, struct job *j, const struct segment *s, struct ds_err *err)
+{
+	struct sample_history *h;
+	int rc = work_history(&j->request, j->ids, j->count, &h, err);
+
+	if (!rc && !work_sample(p->w, &j->request, 0, h, s->logits, s->argmax[0], s->lse[0], j->count, &j->first))
+		rc = work_not_finite(&j->request, err);
+	sample_history_free(h);
+	return rc;
+}
+
 static void finish(struct prefill *p, struct job *j, const struct segment *s)
 {
 	struct prefilled *r = &j->result;
@@ -389,8 +402,9 @@ static void finish(struct prefill *p, struct job *j, const struct segment *s)
 
 	TAILQ_REMOVE(&p->active, j, link);
 	r->position = j->count;
-	if (!work_sample(p->w, &j->request, s, r->position, &r->token, &r->logprob)) {
-		work_not_finite(&j->request, &why);
+	r->first = &j->first;
+	r->n = 1;
+	if (sample_first(p, j, s, &why)) {
 		stage_error(j->src, j->frame.stream, j->request.id, false, &why);
 		source_release(j->src);
 		job_free(p, j);

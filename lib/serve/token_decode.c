@@ -229,7 +229,7 @@ static int finish(struct decode *d, struct source *src, struct answer *a, const 
 
 static int add_token(struct decode *d, struct answer *a, const struct token *t, struct ds_err *err)
 {
-	if (detok_add(&a->detok, d->x->t, t->id, &a->text, err))
+	if (detok_add(&a->detok, d->x->t, t->t.id, &a->text, err))
 		return err->code;
 	if (!d->x->o->jsonl)
 		return 0;
@@ -244,8 +244,8 @@ static int add_token(struct decode *d, struct answer *a, const struct token *t, 
 		a->logprob_cap = cap;
 	}
 	if (t->has_logprob)
-		a->logprobs[a->ids.n] = t->logprob;
-	return ids_add(&a->ids, t->id) ? 0 : err_nomem(err, 64, "token ids");
+		a->logprobs[a->ids.n] = t->t.logprob;
+	return ids_add(&a->ids, t->t.id) ? 0 : err_nomem(err, 64, "token ids");
 }
 
 /* On stderr, and in the exit status. */
@@ -290,7 +290,7 @@ static int bad_token(struct source *src, struct answer *a, const struct token *t
 	if (!a->failed)
 		return err_nomem(err, sizeof(*a->failed), "an answer");
 	err_set(a->failed, DS_DATA, "token %llu: id %u is not below %llu, the model's vocabulary",
-		(unsigned long long)t->index, t->id, (unsigned long long)vocab);
+		(unsigned long long)t->index, t->t.id, (unsigned long long)vocab);
 	name_of(NULL, a->stream, id);
 	say(src, a, id, a->failed);
 	return 0;
@@ -314,7 +314,7 @@ static int on_token(struct decode *d, struct source *src, const struct frame *f,
 	a->tokens++;
 	if (a->failed)
 		return 0;
-	if (vocab && t.id >= vocab)
+	if (vocab && t.t.id >= vocab)
 		return bad_token(src, a, &t, vocab, err);
 	if (add_token(d, a, &t, err))
 		return err_prefix(err, "frame %llu (token)", (unsigned long long)f->number);

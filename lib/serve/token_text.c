@@ -33,8 +33,12 @@ static int set_defaults(struct tokenizing *x, struct ds_err *err)
 	const struct token_options *o = x->o;
 	struct request *r = &x->defaults;
 
-	r->sampling = (struct sampling){ .temperature = o->temperature, .top_p = o->top_p, .top_k = (uint64_t)o->top_k,
-		.seed = (uint64_t)o->seed, .logprobs = o->logprobs };
+	request_defaults(r);
+	r->sampling.temperature = o->temperature;
+	r->sampling.top_p = o->top_p;
+	r->sampling.top_k = (uint64_t)o->top_k;
+	r->sampling.seed = (uint64_t)o->seed;
+	r->sampling.logprobs = o->logprobs;
 	if (!(o->top_p > 0))
 		return err_set(err, DS_USAGE, "--top-p: must be above 0");
 	r->max_tokens = (uint64_t)o->max_tokens;

@@ -1,6 +1,5 @@
 #include "serve/work.h"
 
-#include <math.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -197,6 +196,10 @@ int work_request(const struct work *w, const struct frame *f, struct request *r,
 		return rc;
 	if (f->stream != frame_stream_id(r->id, strlen(r->id)))
 		return err_set(err, DS_DATA, "request '%s': its stream id is not the hash of its name", r->id);
+	for (size_t i = 0; i < r->sampling.bias_count; i++)
+		if (r->sampling.bias[i].id >= w->model->config.vocab)
+			return err_set(err, DS_DATA, "request '%s': 'logit_bias' has token %u, which is not in the model's "
+				"vocabulary of %zu", r->id, r->sampling.bias[i].id, w->model->config.vocab);
 	return check_prompt(w, f, r->id, *ids, *n, err);
 }
 
@@ -238,16 +241,36 @@ int work_other(struct source *src, const struct frame *f, struct ds_err *err)
 		(unsigned long long)f->number, frame_type_name(f->type));
 }
 
-bool work_sample(struct work *w, const struct request *r, const struct segment *s, uint64_t position, uint32_t *token,
-	double *logprob)
+static struct sample_params params_of(const struct request *r, size_t choice)
 {
-	struct sample_params p = { .temperature = r->sampling.temperature, .top_p = r->sampling.top_p,
-		.top_k = (size_t)r->sampling.top_k, .seed = r->sampling.seed };
+	const struct sampling *s = &r->sampling;
+
+	return (struct sample_params){ .temperature = s->temperature, .top_p = s->top_p, .min_p = s->min_p,
+		.top_k = (size_t)s->top_k, .repetition = s->repetition, .presence = s->presence,
+		.frequency = s->frequency, .bias = s->bias, .bias_count = s->bias_count,
+		.seed = sample_choice_seed(s->seed, choice), .top_logprobs = (size_t)s->top_logprobs };
+}
+
+int work_history(const struct request *r, const uint32_t *prompt, size_t n, struct sample_history **h,
+	struct ds_err *err)
+{
+	struct sample_params p = params_of(r, 0);
+
+	*h = NULL;
+	return sample_needs_history(&p) ? sample_history_new(h, prompt, n, err) : 0;
+}
+
+bool work_sample(struct work *w, const struct request *r, size_t choice, const struct sample_history *h,
+	const float *logits, uint32_t argmax, double lse, uint64_t position, struct sampled *out)
+{
+	struct sample_params p = params_of(r, choice);
+
+	bool ok;
 
 	profile_begin(w->profile, STAGE_SAMPLE, SIZE_MAX, 1);
-	*token = sample_token(w->sampler, &p, s->logits, s->argmax[0], s->lse[0], position, logprob);
+	ok = sample_token(w->sampler, &p, h, logits, argmax, lse, position, out);
 	profile_end(w->profile);
-	return isfinite(*logprob);
+	return ok;
 }
 
 void work_print_state(struct buf *json)

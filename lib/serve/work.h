@@ -63,18 +63,21 @@ int work_run(struct work *w, const struct work_options *o, const struct stage_co
 /* 0, or why the dump could not be written: to be asked after each step, whose answers are not sent then. */
 int work_dumped(const struct work *w, struct ds_err *err);
 
-/* The request of a frame, its prompt checked against the model: ids below the vocabulary, the prompt within the context
- * and within the KV memory (DS_DATA, DS_CONFIG). */
+/* The request of a frame, its prompt checked against the model: ids below the vocabulary (of the logit bias too), the
+ * prompt within the context and within the KV memory (DS_DATA, DS_CONFIG). */
 int work_request(const struct work *w, const struct frame *f, struct request *r, const uint32_t **ids, size_t *n,
 	struct ds_err *err);
 
 /* A frame that a stage has no use for: ERROR and DONE travel on, a droppable one is dropped, any other is refused. */
 int work_other(struct source *src, const struct frame *f, struct ds_err *err);
 
-/* The choice of the token at `position` from a segment's logits; false where they are not finite (work_not_finite says
- * so). */
-bool work_sample(struct work *w, const struct request *r, const struct segment *s, uint64_t position, uint32_t *token,
-	double *logprob);
+/* What the penalties of a request look at, its prompt being there already; NULL where it has none.  DS_OS. */
+int work_history(const struct request *r, const uint32_t *prompt, size_t n, struct sample_history **h,
+	struct ds_err *err);
+/* The token at `position` of one choice from a row of logits [vocab]; h: of this choice, may be NULL.  False where they
+ * are not finite (work_not_finite says so). */
+bool work_sample(struct work *w, const struct request *r, size_t choice, const struct sample_history *h,
+	const float *logits, uint32_t argmax, double lse, uint64_t position, struct sampled *out);
 int work_not_finite(const struct request *r, struct ds_err *err);
 
 /* The name in a request frame's meta, copied to id; NULL if it has none. */

@@ -178,8 +178,9 @@ one_error() {
 	one_error 65 4097 "$BATS_TEST_TMPDIR/in"
 }
 
-@test "a sampling field that is not supported or out of range: 65 and its name" {
-	for setting in min_p:0.1 logit_bias:1 top_p:0 temperature:-1 temperature:'"hot"' top_k:-3; do
+@test "a sampling field that is out of range: 65 and its name" {
+	for setting in min_p:1.1 min_p:-0.1 repetition_penalty:0 presence_penalty:2.1 frequency_penalty:-3 top_logprobs:21 logit_bias:1 \
+		'logit_bias:[[5,101]]' 'logit_bias:[[5,1],[5,2]]' 'logit_bias:[[1024,1]]' top_p:0 temperature:-1 temperature:'"hot"' top_k:-3; do
 		"$PYTHON" "$DSF" set request request "sampling.${setting%%:*}" "${setting#*:}" >"$BATS_TEST_TMPDIR/in"
 		one_error 65 "${setting%%:*}" "$BATS_TEST_TMPDIR/in"
 	done

@@ -26,7 +26,9 @@ static void look(const struct frame *f)
 	struct hello h;
 	struct request req;
 	struct kv_block kv;
+	struct sampled first[2];
 	struct prefilled pre;
+	const float *hidden;
 	struct token tok;
 	struct done done;
 	struct error_message em;
@@ -43,7 +45,10 @@ static void look(const struct frame *f)
 	if (request_tokens(f, &ids, &n, &err) == 0)
 		sum += ids[0] + ids[n - 1];
 	kv_block_get(f, &kv, &t, &err);
-	prefilled_get(f, &pre, &err);
+	prefilled_get(f, first, 1, &pre, &err);
+	prefilled_get(f, first, 2, &pre, &err);
+	if (prefilled_hidden(f, 16, &hidden, &err) == 0 && hidden)
+		sum += hidden[15] > 0.0f;
 	token_get(f, &tok, &err);
 	done_get(f, &done, &err);
 	error_get(f, &em, &err);
