@@ -14,6 +14,7 @@ static const struct opt options[] = {
 	  .type = OPT_INT, .dst = &batch_tokens, .min = 1, .max = 1 << 20 },
 	{ .name = "max-batch", .arg = "N", .help = "most requests in a step", .def = "64", .type = OPT_INT,
 	  .dst = &max_batch, .min = 1, .max = 4096 },
+	{ .name = "mtp", .help = "hand over what ds-decode --mtp begins with", .type = OPT_FLAG, .dst = &work.mtp },
 	STAGE_OPTIONS(io),
 	{ 0 },
 };
@@ -28,13 +29,14 @@ static const struct opt_program program = {
 
 static int run(struct ds_err *err)
 {
-	size_t rows = (size_t)(chunk > batch_tokens ? chunk : batch_tokens);
 	struct stage_config stage = { .opt = io, .ops = &prefill_ops };
 	struct prefill *p;
 	struct work w;
 	int rc;
 
-	rc = work_open(&w, &work, &io, program.name, rows, (size_t)max_batch, err);
+	work.max_rows = (size_t)(chunk > batch_tokens ? chunk : batch_tokens);
+	work.max_segs = (size_t)max_batch;
+	rc = work_open(&w, &work, &io, program.name, err);
 	if (rc)
 		return rc;
 	rc = prefill_new(&p, &w, (size_t)chunk, err);

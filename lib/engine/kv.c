@@ -25,11 +25,12 @@ int kv_pool_new(struct kv_pool **out, enum dtype type, size_t layers, size_t dim
 	p->blocks = bytes / block < UINT32_MAX ? (size_t)(bytes / block) : UINT32_MAX;
 	p->free = mem_array(p->blocks, sizeof(*p->free));
 	p->owners = mem_calloc(p->blocks, sizeof(*p->owners));
+	p->kept = mem_calloc(p->blocks, sizeof(*p->kept));
 	p->memory = mmap(NULL, p->blocks * block, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
 		-1, 0);
 	if (p->memory == MAP_FAILED)
 		p->memory = NULL;
-	if (!p->free || !p->owners || !p->memory) {
+	if (!p->free || !p->owners || !p->kept || !p->memory) {
 		err_set(err, DS_OS, "out of memory: %zu bytes for the KV cache; lower --kv-memory", p->blocks * block);
 		kv_pool_free(p);
 		return err->code;
@@ -49,12 +50,13 @@ void kv_pool_free(struct kv_pool *p)
 		munmap(p->memory, p->blocks * p->block_bytes);
 	free(p->free);
 	free(p->owners);
+	free(p->kept);
 	free(p);
 }
 
 size_t kv_pool_available(const struct kv_pool *p)
 {
-	return p->blocks - p->used;
+	return p->blocks - p->used + p->idle;
 }
 
 static size_t block_number(const struct kv_pool *p, const void *block)
@@ -62,17 +64,36 @@ static size_t block_number(const struct kv_pool *p, const void *block)
 	return (size_t)((const unsigned char *)block - p->memory) / p->block_bytes;
 }
 
-void kv_block_hold(struct kv_pool *p, void *block)
+/* The number of owners changes by one; whether a kept block is idle follows from it. */
+static void own(struct kv_pool *p, size_t n, bool more)
 {
-	p->owners[block_number(p, block)]++;
+	p->idle -= p->kept[n] && p->owners[n] == 1;
+	p->owners[n] += more ? 1 : -1;
+	p->idle += p->kept[n] && p->owners[n] == 1;
+	if (!p->owners[n])
+		p->free[p->blocks - p->used--] = (uint32_t)n;
 }
 
-void kv_block_release(struct kv_pool *p, void *block)
+void kv_block_keep(struct kv_pool *p, void *block)
 {
 	size_t n = block_number(p, block);
 
-	if (--p->owners[n] == 0)
-		p->free[p->blocks - p->used--] = (uint32_t)n;
+	p->owners[n]++;
+	p->kept[n] = true;
+}
+
+void kv_block_drop(struct kv_pool *p, void *block)
+{
+	size_t n = block_number(p, block);
+
+	p->idle -= p->owners[n] == 1;
+	p->kept[n] = false;
+	own(p, n, false);
+}
+
+bool kv_block_idle(const struct kv_pool *p, const void *block)
+{
+	return p->owners[block_number(p, block)] == 1;
 }
 
 /* Room for `need` entries in the table of blocks. */
@@ -100,6 +121,8 @@ bool kv_seq_reserve(struct kv_seq *s, struct kv_pool *p, size_t tokens)
 	while (s->count < need) {
 		uint32_t n;
 
+		if (p->used == p->blocks && p->idle)
+			p->reclaim(p->reclaim_ctx);
 		if (p->used == p->blocks)
 			return false;
 		n = p->free[p->blocks - ++p->used];
@@ -112,14 +135,14 @@ bool kv_seq_reserve(struct kv_seq *s, struct kv_pool *p, size_t tokens)
 static void give_back(struct kv_seq *s, struct kv_pool *p)
 {
 	while (s->count > 0)
-		kv_block_release(p, s->pages[--s->count]);
+		own(p, block_number(p, s->pages[--s->count]), false);
 }
 
 bool kv_seq_share(struct kv_seq *s, struct kv_pool *p, void *block)
 {
 	if (!grow(s, s->count + 1))
 		return false;
-	kv_block_hold(p, block);
+	own(p, block_number(p, block), true);
 	s->pages[s->count++] = block;
 	return true;
 }

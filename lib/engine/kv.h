@@ -6,7 +6,8 @@
  * copy. The pool's memory is reserved at once and touched as it is used.  Not thread-safe.
  *
  * Sequences may share blocks, which are then complete and written no more: a block is free when its last owner gives
- * it back.
+ * it back.  A cache of prefixes may keep blocks that no sequence has: they count as available, and where no block is
+ * free the cache is asked to let go of one.
  */
 #ifndef DS_ENGINE_KV_H
 #define DS_ENGINE_KV_H
@@ -26,6 +27,10 @@ struct kv_pool {
 	unsigned char *memory;  /* [blocks][block_bytes] */
 	uint32_t *free;         /* stack of free block numbers, [blocks - used] of it valid */
 	uint32_t *owners;       /* [blocks] */
+	bool *kept;             /* [blocks] the cache is one of the owners */
+	size_t idle;            /* blocks whose only owner is the cache */
+	void (*reclaim)(void *ctx); /* frees one idle block (there is one); NULL: no cache */
+	void *reclaim_ctx;
 };
 
 struct kv_seq {
@@ -38,6 +43,7 @@ struct kv_seq {
 /* As many blocks as fit in `bytes`, at least one (DS_CONFIG if not even one fits). */
 int kv_pool_new(struct kv_pool **p, enum dtype type, size_t layers, size_t dim, uint64_t bytes, struct ds_err *err);
 void kv_pool_free(struct kv_pool *p);
+/* Blocks that sequences can have: free ones and idle ones. */
 size_t kv_pool_available(const struct kv_pool *p);
 static inline size_t kv_blocks_for(size_t tokens) { return (tokens + KV_BLOCK - 1) / KV_BLOCK; }
 
@@ -45,9 +51,11 @@ static inline size_t kv_blocks_for(size_t tokens) { return (tokens + KV_BLOCK - 
 bool kv_seq_reserve(struct kv_seq *s, struct kv_pool *p, size_t tokens);
 /* Gives all blocks back. */
 void kv_seq_clear(struct kv_seq *s, struct kv_pool *p);
-/* One owner more, or less, of a block. */
-void kv_block_hold(struct kv_pool *p, void *block);
-void kv_block_release(struct kv_pool *p, void *block);
+/* The cache becomes an owner of a sequence's block, and lets go of it. */
+void kv_block_keep(struct kv_pool *p, void *block);
+void kv_block_drop(struct kv_pool *p, void *block);
+/* No sequence has it. */
+bool kv_block_idle(const struct kv_pool *p, const void *block);
 /* Adds a complete block that another owner holds, too, to s.  False: no memory. */
 bool kv_seq_share(struct kv_seq *s, struct kv_pool *p, void *block);
 /* Makes s, which is empty, begin as `from` up to `length` tokens, with a copy of the block in which they end and the

@@ -19,6 +19,14 @@ static void join(struct engine *e, const struct mtp_layer *p, struct batch *b)
 	engine_linear(e, e->h, e->eh, &p->eh_proj, b->rows, e->packed, e->round);
 }
 
+/* A layer's cache depends on its input alone. */
+static void fill_cache(struct engine *e, const struct layer *l, struct batch *b)
+{
+	profile_begin(e->profile, STAGE_ATTN0, e->c->layers, b->rows);
+	stage_attn0(e, l, e->c->layers, b);
+	profile_end(e->profile);
+}
+
 int engine_mtp(struct engine *e, struct segment *segs, size_t count, struct ds_err *err)
 {
 	const struct mtp_layer *p = e->m->mtp;
@@ -32,8 +40,12 @@ int engine_mtp(struct engine *e, struct segment *segs, size_t count, struct ds_e
 	profile_begin(e->profile, STAGE_MTP, e->c->layers, b.rows);
 	join(e, p, &b);
 	profile_end(e->profile);
-	engine_layer(e, &p->layer, e->c->layers, &b);
-	engine_head(e, &p->norm, &p->head, &b);
+	if (b.logits) {
+		engine_layer(e, &p->layer, e->c->layers, &b);
+		engine_head(e, &p->norm, &p->head, &b);
+	} else {
+		fill_cache(e, &p->layer, &b);
+	}
 	profile_step_end(e->profile);
 	for (size_t i = 0; i < count; i++)
 		segs[i].kv->mtp += segs[i].rows;

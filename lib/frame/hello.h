@@ -14,11 +14,11 @@ struct hello {
 	char model[80];       /* model fingerprint, "" where no model is involved */
 	struct {
 		enum dtype type;  /* DT_NONE: the stream carries no KV */
-		uint64_t block, layers, dim; /* tokens a block, layers, elements a row */
+		uint64_t block, layers, dim; /* tokens a block, layers without MTP's, elements a row */
 	} kv;
 	char quant[32];       /* "fp8", "bf16", ...: arithmetic that must agree; "" unknown */
 	uint64_t vocab;       /* 0 unknown */
-	uint64_t mtp;         /* MTP layers in use */
+	uint64_t mtp;         /* MTP layers in use: KV blocks have so many layers more */
 	uint64_t rank, world; /* 0 of 1 */
 	/* no answers come back on this connection: they go where the program was told (-l with -o) */
 	bool elsewhere;

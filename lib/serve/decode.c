@@ -1,64 +1,28 @@
-#include "serve/decode.h"
+#include "serve/decode_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/queue.h>
 
 #include "base/json.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/time.h"
-#include "serve/hold.h"
 
-enum job_state {
-	JOB_ARRIVING, /* its KV blocks are coming in */
-	JOB_READY,    /* complete; runs, or waits parked */
-};
-
-struct job {
-	TAILQ_ENTRY(job) link;    /* by age */
-	struct source *src;
-	uint64_t stream;
-	struct request request;
-	size_t prompt;            /* tokens */
-	enum job_state state;
-	size_t arrived;           /* KV blocks complete */
-	void *incoming;           /* where the block being read goes, NULL: the stage's memory */
-	struct kv_seq kv;
-	struct kv_parked parked;  /* bytes set: the KV lies there, not in kv */
-	uint32_t token;           /* the last one, to be fed next */
-	uint64_t position;        /* of that token */
-	uint64_t index;           /* of the next token to be sent */
-	struct usage usage;
-	struct sample_history *history; /* NULL: nothing is penalised */
-	uint64_t prefill_ns;
-	int64_t began_ns;
-};
-
-TAILQ_HEAD(job_list, job);
-
-struct decode {
-	struct work *w;
-	size_t max_batch;
-	struct job_list jobs;
-	size_t held;
-	struct held_sources paused;
-	struct meta_builder *meta;
-	struct job **stepping;    /* [max_batch] whose segments the step has */
-	bool draining;
-};
-
-int decode_new(struct decode **out, struct work *w, size_t max_batch, struct ds_err *err)
+int decode_new(struct decode **out, struct work *w, const struct decode_options *o, struct ds_err *err)
 {
 	struct decode *d = mem_calloc(1, sizeof(*d));
 
 	if (d) {
 		TAILQ_INIT(&d->jobs);
+		TAILQ_INIT(&d->groups);
 		d->w = w;
-		d->max_batch = max_batch;
+		d->o = *o;
+		d->policy.always = o->always;
 		d->meta = meta_new();
-		d->stepping = mem_calloc(max_batch, sizeof(*d->stepping));
+		d->stepping = mem_calloc(o->max_batch, sizeof(*d->stepping));
+		d->prompts = mem_calloc(o->max_batch, sizeof(*d->prompts));
 	}
-	if (!d || !d->meta || !d->stepping) {
+	if (!d || !d->meta || !d->stepping || !d->prompts) {
 		decode_free(d);
 		return err_nomem(err, sizeof(*d), "decode");
 	}
@@ -66,29 +30,85 @@ int decode_new(struct decode **out, struct work *w, size_t max_batch, struct ds_
 	return 0;
 }
 
-static bool has_jobs(const struct decode *d, const struct source *src)
+void decode_report(const struct decode *d)
 {
-	const struct job *j;
+	double speedup = draft_speedup(&d->policy);
+	char faster[60] = "its gain was not measured";
 
-	TAILQ_FOREACH(j, &d->jobs, link)
-		if (j->src == src)
+	if (!d->drafted)
+		return;
+	if (speedup > 0.0)
+		snprintf(faster, sizeof(faster), "%.2f times as fast as steps without", speedup);
+	log_msg(LOG_WARN, "mtp: %llu of %llu drafts accepted (%.1f %%), %s", (unsigned long long)d->accepted,
+		(unsigned long long)d->drafted, 100.0 * (double)d->accepted / (double)d->drafted, faster);
+}
+
+/* ---- requests, from beginning to end ---- */
+
+static bool has_groups(const struct decode *d, const struct source *src)
+{
+	const struct group *g;
+
+	TAILQ_FOREACH(g, &d->groups, link)
+		if (g->src == src)
 			return true;
 	return false;
 }
 
-static void job_free(struct decode *d, struct job *j)
+static struct group *find(struct decode *d, const struct source *src, uint64_t stream)
 {
-	struct source *src = j->src;
+	struct group *g;
 
-	profile_request_end(d->w->profile, j->stream, j->request.id);
+	TAILQ_FOREACH(g, &d->groups, link)
+		if (g->src == src && g->stream == stream)
+			return g;
+	return NULL;
+}
+
+void job_end(struct decode *d, struct job *j)
+{
+	for (size_t i = 0; i < d->o.max_batch; i++)
+		if (d->stepping[i] == j) {
+			d->stepping[i] = NULL;
+			d->prompts[i] = NULL;
+		}
 	TAILQ_REMOVE(&d->jobs, j, link);
+	j->g->open--;
 	kv_seq_clear(&j->kv, d->w->pool);
-	free(j->parked.bytes);
+	prompt_end(&j->at);
 	sample_history_free(j->history);
+	stop_free(j->stop);
+	free(j->parked.bytes);
+	free(j->h);
 	free(j);
-	if (--d->held < d->max_batch)
+}
+
+static void group_free(struct decode *d, struct group *g)
+{
+	struct job *j = TAILQ_FIRST(&d->jobs), *next;
+
+	profile_request_end(d->w->profile, g->stream, g->request.id);
+	for (; j; j = next) {
+		next = TAILQ_NEXT(j, link);
+		if (j->g == g)
+			job_end(d, j);
+	}
+	TAILQ_REMOVE(&d->groups, g, link);
+	stop_free(g->stop);
+	free(g->first);
+	free(g->ids);
+	free(g);
+}
+
+void group_end(struct decode *d, struct group *g)
+{
+	struct source *src = g->src;
+
+	group_free(d, g);
+	source_release(src);
+	if (--d->held < d->o.max_batch)
 		held_resume(&d->paused);
-	else if (!has_jobs(d, src))
+	else if (!has_groups(d, src))
 		held_release(&d->paused, src); /* each may have one, however full it is */
 }
 
@@ -96,105 +116,139 @@ void decode_free(struct decode *d)
 {
 	if (!d)
 		return;
-	d->paused.n = 0; /* the sources are gone */
-	while (!TAILQ_EMPTY(&d->jobs))
-		job_free(d, TAILQ_FIRST(&d->jobs));
+	while (!TAILQ_EMPTY(&d->groups)) /* the sources are gone */
+		group_free(d, TAILQ_FIRST(&d->groups));
 	held_free(&d->paused);
 	if (d->meta)
 		meta_free(d->meta);
 	free(d->stepping);
+	free(d->prompts);
 	free(d);
 }
 
-static struct job *find(struct decode *d, const struct source *src, uint64_t stream)
+int group_fail(struct decode *d, struct group *g, const struct ds_err *why)
 {
-	struct job *j;
+	struct source *src = g->src;
+	uint64_t stream = g->stream;
+	char id[sizeof(g->request.id)];
 
-	TAILQ_FOREACH(j, &d->jobs, link)
-		if (j->src == src && j->stream == stream)
-			return j;
-	return NULL;
-}
-
-static void job_end(struct decode *d, struct job *j)
-{
-	source_release(j->src);
-	job_free(d, j);
-}
-
-static int job_fail(struct decode *d, struct job *j, const struct ds_err *why)
-{
-	struct source *src = j->src;
-	uint64_t stream = j->stream;
-	char id[sizeof(j->request.id)];
-
-	memcpy(id, j->request.id, sizeof(id));
-	job_end(d, j);
+	memcpy(id, g->request.id, sizeof(id));
+	group_end(d, g);
 	return stage_error(src, stream, id, false, why);
 }
 
-/* ---- tokens ---- */
+/* ---- the first tokens ---- */
 
-static const char *finished(const struct decode *d, const struct job *j)
+/* Another choice: its KV as j's, shared as far as possible; where no block is free a copy in ordinary memory. */
+static struct job *fork_job(struct decode *d, const struct job *j, size_t choice)
 {
-	const struct config *c = &d->w->model->config;
+	struct job *k = mem_calloc(1, sizeof(*k));
+	size_t bytes = kv_blocks_for(j->g->prompt) * d->w->pool->block_bytes;
 
-	for (size_t i = 0; i < c->eos_count && !j->request.ignore_eos; i++)
-		if (j->token == c->eos[i])
-			return "stop";
-	for (size_t i = 0; i < j->request.stop_id_count; i++)
-		if (j->token == j->request.stop_ids[i])
-			return "stop";
-	if (j->request.max_tokens && j->index >= j->request.max_tokens)
-		return "length";
-	return j->position >= c->max_positions ? "length" : NULL;
+	if (!k)
+		return NULL;
+	k->g = j->g;
+	k->choice = choice;
+	k->state = JOB_READY;
+	k->position = j->position;
+	if (!j->parked.bytes && kv_seq_fork(&k->kv, &j->kv, j->kv.length, d->w->pool))
+		return k;
+	k->parked = j->parked;
+	k->parked.bytes = mem_array(bytes, 1);
+	if (!k->parked.bytes) {
+		free(k);
+		return NULL;
+	}
+	if (j->parked.bytes) {
+		memcpy(k->parked.bytes, j->parked.bytes, bytes);
+		return k;
+	}
+	for (size_t i = 0; i < kv_blocks_for(j->kv.length); i++)
+		memcpy(k->parked.bytes + i * d->w->pool->block_bytes, j->kv.pages[i], d->w->pool->block_bytes);
+	k->parked.blocks = kv_blocks_for(j->kv.length);
+	k->parked.length = j->kv.length;
+	k->parked.mtp = j->kv.mtp;
+	return k;
 }
 
-static void send_done(struct decode *d, struct job *j, const char *reason)
+/* What a choice needs from its first token on. */
+static int equip(struct decode *d, struct job *j, const float *hidden, struct ds_err *err)
 {
-	struct done done = { .usage = j->usage, .prefill_ns = j->prefill_ns };
+	struct group *g = j->g;
+	size_t n = d->w->model->config.hidden;
+	int rc = work_history(&g->request, g->ids, g->prompt, &j->history, err);
 
-	snprintf(done.id, sizeof(done.id), "%s", j->request.id);
-	snprintf(done.reason, sizeof(done.reason), "%s", reason);
-	done.usage.completion = j->index;
-	done.decode_ns = (uint64_t)(time_mono_ns() - j->began_ns);
-	meta_reset(d->meta);
-	done_put(d->meta, &done);
-	stage_send(j->src, FRAME_DONE, j->stream, d->meta, NULL, 0, false);
-	job_end(d, j);
+	if (!rc && j->history)
+		rc = sample_history_add(j->history, g->first[j->choice].id, err);
+	if (!rc && g->stop)
+		rc = stop_copy(&j->stop, g->stop, err);
+	if (rc || !hidden || !d->o.drafts)
+		return rc;
+	j->h = mem_array(PENDING_MOST * n, sizeof(*j->h));
+	if (!j->h)
+		return err_nomem(err, PENDING_MOST * n * sizeof(*j->h), "hidden states");
+	j->token = g->first[j->choice].id;
+	draft_remember(d, j, hidden);
+	return 0;
 }
 
-/* Sends the token at j->position; ends the job where it was the last one. */
-static void emit(struct decode *d, struct job *j, const struct sampled *s)
+static int make_choices(struct decode *d, struct job *j, const float *hidden, struct job **all, struct ds_err *err)
 {
-	struct token t = { .index = j->index++, .t = *s, .has_logprob = j->request.sampling.logprobs,
-		.t_ns = (uint64_t)time_wall_ns() };
-	const char *reason;
+	struct group *g = j->g;
+	struct job *last = j;
+	int rc = equip(d, j, hidden, err);
+
+	all[0] = j;
+	for (size_t i = 1; i < g->request.n && !rc; i++) {
+		all[i] = fork_job(d, j, i);
+		if (!all[i])
+			return err_nomem(err, sizeof(*j), "a choice");
+		TAILQ_INSERT_AFTER(&d->jobs, last, all[i], link);
+		last = all[i];
+		g->open++;
+		rc = equip(d, all[i], hidden, err);
+	}
+	return rc;
+}
+
+void group_start(struct decode *d, struct job *j, const float *hidden)
+{
+	struct group *g = j->g;
+	struct job *all[REQUEST_MAX_N];
+	size_t n = g->request.n;
 	struct ds_err why;
 
-	j->token = s->id;
-	if (j->history && sample_history_add(j->history, s->id, &why)) {
-		job_fail(d, j, &why);
+	j->state = JOB_READY;
+	j->position = g->prompt;
+	g->lead = NULL;
+	g->began_ns = time_mono_ns();
+	if (make_choices(d, j, hidden, all, &why)) {
+		group_fail(d, g, &why);
 		return;
 	}
-	reason = finished(d, j);
-	snprintf(t.reason, sizeof(t.reason), "%s", reason ? reason : "");
-	meta_reset(d->meta);
-	token_put(d->meta, &t);
-	stage_send(j->src, FRAME_TOKEN, j->stream, d->meta, NULL, 0, false);
-	if (reason)
-		send_done(d, j, reason);
+	prompt_end(&j->at);
+	/* The request lasts until the last choice is finished, so until this loop is over if they all end with it. */
+	for (size_t i = 0; i < n; i++) {
+		struct sampled first = g->first[i];
+
+		emit(d, all[i], &first);
+	}
 }
 
 /* ---- what arrives ---- */
 
+static bool arriving(const struct group *g)
+{
+	return g->lead && g->lead->state == JOB_ARRIVING;
+}
+
 static size_t arriving_from(const struct decode *d, const struct source *src)
 {
-	const struct job *j;
+	const struct group *g;
 	size_t n = 0;
 
-	TAILQ_FOREACH(j, &d->jobs, link)
-		n += j->src == src && j->state == JOB_ARRIVING;
+	TAILQ_FOREACH(g, &d->groups, link)
+		n += g->src == src && arriving(g);
 	return n;
 }
 
@@ -203,20 +257,81 @@ static bool on_incomplete(void *ctx, struct source *src)
 	return arriving_from(ctx, src) > 0;
 }
 
-static int refuse(const struct request *r, struct ds_err *err)
+/* MTP entries cannot be made up for later. */
+static int on_hello(void *ctx, struct source *src, const struct hello *h, struct ds_err *err)
 {
-	if (r->n == 1 && !r->stop_count)
+	const struct decode *d = ctx;
+
+	if (h->kv.type == DT_NONE || h->mtp || !d->w->mtp)
 		return 0;
-	return err_set(err, DS_DATA, "request '%s': '%s' is not supported by this version", r->id,
-		r->stop_count ? "stop" : "n");
+	return err_set(err, DS_PROTO, "'%s' hands over KV with 0 MTP layers, here it is 1: give --mtp to ds-prefill, too",
+		source_name(src));
+}
+
+/* What a request needs besides its frame. */
+static int furnish(struct decode *d, struct group *g, const uint32_t *ids, struct ds_err *err)
+{
+	const struct tokenizer *t;
+	int rc = 0;
+
+	g->ids = mem_array(g->prompt, sizeof(*g->ids));
+	g->first = mem_array(g->request.n, sizeof(*g->first));
+	if (!g->ids || !g->first)
+		return err_nomem(err, g->prompt * sizeof(*g->ids), "a prompt");
+	memcpy(g->ids, ids, g->prompt * sizeof(*g->ids));
+	if (g->request.stop_count)
+		rc = work_tokenizer(d->w, &t, err);
+	if (!rc && g->request.stop_count)
+		rc = stop_new(&g->stop, g->request.stops, g->request.stop_count, err);
+	return rc;
+}
+
+/* A request of a stream without KV: its prompt is computed here. */
+static int begin_prompt(struct decode *d, struct group *g, struct ds_err *err)
+{
+	struct job *j = g->lead;
+
+	j->state = JOB_PROMPT;
+	j->at = (struct prompt){ .ids = g->ids, .count = g->prompt, .kv = &j->kv };
+	return prompt_begin(d->w, &j->at, err);
+}
+
+static int add_group(struct decode *d, struct source *src, const struct frame *f, struct ds_err *err)
+{
+	struct group *g = mem_calloc(1, sizeof(*g));
+	struct job *j = mem_calloc(1, sizeof(*j));
+	const uint32_t *ids;
+	int rc = g && j ? work_request(d->w, f, &g->request, &ids, &g->prompt, err)
+		: err_nomem(err, sizeof(*g), "a request");
+
+	if (rc) {
+		free(g);
+		free(j);
+		return rc;
+	}
+	g->src = src;
+	g->stream = f->stream;
+	g->lead = j;
+	g->open = 1;
+	g->done.usage.prompt = g->prompt;
+	j->g = g;
+	TAILQ_INSERT_TAIL(&d->groups, g, link);
+	TAILQ_INSERT_TAIL(&d->jobs, j, link);
+	d->held++;
+	source_hold(src);
+	profile_request(d->w->profile, g->stream, g->request.id, g->prompt);
+	rc = furnish(d, g, ids, err);
+	if (!rc && source_hello(src)->kv.type == DT_NONE)
+		rc = begin_prompt(d, g, err);
+	if (rc)
+		group_end(d, g);
+	return rc;
 }
 
 static int take_request(struct decode *d, struct source *src, struct frame *f, struct ds_err *err)
 {
 	char id[REQUEST_ID_MAX + 1];
 	struct ds_err why;
-	const uint32_t *ids;
-	struct job *j;
 
 	if (d->draining) {
 		err_set(&why, DS_TEMP, "draining: no new requests are taken");
@@ -224,27 +339,13 @@ static int take_request(struct decode *d, struct source *src, struct frame *f, s
 	}
 	if (find(d, src, f->stream))
 		return work_twice(f, src, err);
-	if (arriving_from(d, src) >= d->max_batch) {
+	if (arriving_from(d, src) >= d->o.max_batch) {
 		err_set(&why, DS_TEMP, "%zu requests of this stream have begun to arrive and none is complete",
-			d->max_batch);
+			d->o.max_batch);
 		return stage_error(src, f->stream, work_name(f, id), true, &why);
 	}
-	j = mem_calloc(1, sizeof(*j));
-	if (!j) {
-		err_nomem(&why, sizeof(*j), "a request");
-		return stage_error(src, f->stream, work_name(f, id), true, &why);
-	}
-	if (work_request(d->w, f, &j->request, &ids, &j->prompt, &why) || refuse(&j->request, &why) ||
-	    work_history(&j->request, ids, j->prompt, &j->history, &why)) {
-		free(j);
+	if (add_group(d, src, f, &why))
 		return stage_error(src, f->stream, work_name(f, id), false, &why);
-	}
-	j->src = src;
-	j->stream = f->stream;
-	TAILQ_INSERT_TAIL(&d->jobs, j, link);
-	d->held++;
-	profile_request(d->w->profile, j->stream, j->request.id, j->prompt);
-	source_hold(src);
 	return 0;
 }
 
@@ -262,48 +363,51 @@ static bool others_wait(const struct decode *d, const struct job *j)
 	return false;
 }
 
-/* Memory for the next block of an arriving job: a block of the pool, else ordinary memory. */
-static void *next_block(struct decode *d, struct job *j)
+/* Memory for the next block of an arriving request: a block of the pool, else ordinary memory. */
+static void *next_block(struct decode *d, struct group *g)
 {
 	size_t bytes = d->w->pool->block_bytes;
+	struct job *j = g->lead;
 	unsigned char *p;
 
 	if (!j->parked.bytes && !others_wait(d, j) &&
-	    kv_seq_reserve(&j->kv, d->w->pool, (j->arrived + 1) * KV_BLOCK))
-		return j->kv.pages[j->arrived];
+	    kv_seq_reserve(&j->kv, d->w->pool, (g->arrived + 1) * KV_BLOCK))
+		return j->kv.pages[g->arrived];
 	if (!j->parked.bytes) {
-		j->kv.length = j->arrived * KV_BLOCK;
+		j->kv.length = g->arrived * KV_BLOCK;
 		if (!kv_seq_park(&j->kv, d->w->pool, &j->parked))
 			return NULL;
 	}
-	p = mem_realloc(j->parked.bytes, j->arrived + 1, bytes);
+	p = mem_realloc(j->parked.bytes, g->arrived + 1, bytes);
 	if (!p)
 		return NULL;
 	j->parked.bytes = p;
-	return p + j->arrived * bytes;
+	return p + g->arrived * bytes;
 }
 
-/* Checks a KV frame against what its request still needs. */
-static int check_kv(const struct decode *d, const struct job *j, const struct frame *f, struct kv_block *k,
+/* Checks a KV frame against what its request still needs.  Blocks with MTP entries that are of no use here are as good:
+ * those come last. */
+static int check_kv(const struct decode *d, const struct group *g, const struct frame *f, struct kv_block *k,
 	struct ds_err *err)
 {
 	const struct kv_pool *pool = d->w->pool;
+	size_t want = g->prompt - g->arrived * KV_BLOCK, layer = pool->block_bytes / pool->layers;
 	struct frame_tensor t;
-	size_t want = j->prompt - j->arrived * KV_BLOCK;
 	int rc = kv_block_get(f, k, &t, err);
 
 	if (rc)
 		return rc;
 	want = want < KV_BLOCK ? want : KV_BLOCK;
-	if (j->state != JOB_ARRIVING || j->arrived >= kv_blocks_for(j->prompt) || k->first != j->arrived * KV_BLOCK ||
+	if (!arriving(g) || g->arrived >= kv_blocks_for(g->prompt) || k->first != g->arrived * KV_BLOCK ||
 	    k->count != want)
-		return err_set(err, DS_DATA, "request '%s': KV of tokens %llu to %llu is out of order", j->request.id,
+		return err_set(err, DS_DATA, "request '%s': KV of tokens %llu to %llu is out of order", g->request.id,
 			(unsigned long long)k->first, (unsigned long long)(k->first + k->count));
-	if (t.type != pool->type || t.shape[0] != pool->layers || t.shape[1] != KV_BLOCK || t.shape[2] != pool->dim ||
-	    t.offset || t.nbytes != pool->block_bytes || f->data_len != pool->block_bytes)
+	if (t.type != pool->type || (t.shape[0] != pool->layers && (d->w->mtp || t.shape[0] != pool->layers + 1)) ||
+	    t.shape[1] != KV_BLOCK || t.shape[2] != pool->dim || t.offset || t.nbytes != t.shape[0] * layer ||
+	    f->data_len != t.nbytes)
 		return err_set(err, DS_PROTO,
 			"request '%s': KV block is %s [%llu, %llu, %llu], this model's is %s [%zu, %d, %zu]",
-			j->request.id, dtype_name(t.type), (unsigned long long)t.shape[0],
+			g->request.id, dtype_name(t.type), (unsigned long long)t.shape[0],
 				(unsigned long long)t.shape[1],
 			(unsigned long long)t.shape[2], dtype_name(pool->type), pool->layers, KV_BLOCK, pool->dim);
 	return 0;
@@ -313,80 +417,91 @@ static int on_head(void *ctx, struct source *src, struct frame *f, void **dst, s
 {
 	struct decode *d = ctx;
 	struct kv_block k;
-	struct job *j;
+	struct group *g;
 
 	(void)err;
-	j = find(d, src, f->stream);
+	g = find(d, src, f->stream);
 	/* Full: nothing more is read from here than what belongs to requests that are held, cancels among them.  A
 	 * source without any may have one. */
-	if (f->type == FRAME_REQUEST && d->held >= d->max_batch && has_jobs(d, src) && !arriving_from(d, src))
+	if (f->type == FRAME_REQUEST && d->held >= d->o.max_batch && has_groups(d, src) && !arriving_from(d, src))
 		held_pause(&d->paused, src);
-	if (f->type != FRAME_KV || !j)
+	if (f->type != FRAME_KV || !g)
 		return 0;
-	/* What does not fit is read into the stage's memory and judged in on_frame. */
-	j->incoming = check_kv(d, j, f, &k, &(struct ds_err){ 0 }) ? NULL : next_block(d, j);
-	*dst = j->incoming;
+	/* What does not fit, or not as it is, is read into the stage's memory and judged in on_frame. */
+	g->incoming = f->data_len != d->w->pool->block_bytes || check_kv(d, g, f, &k, &(struct ds_err){ 0 })
+		? NULL : next_block(d, g);
+	*dst = g->incoming;
 	return 0;
 }
 
 static int take_kv(struct decode *d, struct source *src, struct frame *f)
 {
-	struct job *j = find(d, src, f->stream);
+	struct group *g = find(d, src, f->stream);
 	struct kv_block k;
 	struct ds_err why;
 	void *home;
 
-	if (!j)
+	if (!g)
 		return 0; /* its request was refused or cancelled: the rest of it is read and dropped */
-	if (check_kv(d, j, f, &k, &why) || frame_check_payload(f, &why))
-		return job_fail(d, j, &why);
-	if (!j->incoming || j->incoming != f->data) {
-		home = next_block(d, j);
+	if (check_kv(d, g, f, &k, &why) || frame_check_payload(f, &why))
+		return group_fail(d, g, &why);
+	if (!g->incoming || g->incoming != f->data) {
+		home = next_block(d, g);
 		if (!home) {
 			err_nomem(&why, d->w->pool->block_bytes, "a KV block");
-			return job_fail(d, j, &why);
+			return group_fail(d, g, &why);
 		}
 		memcpy(home, f->data, d->w->pool->block_bytes);
 	}
-	j->incoming = NULL;
-	j->arrived++;
+	g->incoming = NULL;
+	g->arrived++;
 	return 0;
+}
+
+static int check_prefilled(const struct decode *d, const struct group *g, const struct prefilled *p,
+	struct ds_err *err)
+{
+	bool known = true;
+
+	for (size_t i = 0; i < p->n; i++)
+		known &= p->first[i].id < d->w->model->config.vocab;
+	if (arriving(g) && g->arrived == kv_blocks_for(g->prompt) && p->position == g->prompt && known)
+		return 0;
+	return err_set(err, DS_DATA,
+		"request '%s': first token %u at %llu does not follow %zu prompt tokens with %zu KV blocks",
+		g->request.id, p->first[0].id, (unsigned long long)p->position, g->prompt, g->arrived);
 }
 
 static int take_prefilled(struct decode *d, struct source *src, struct frame *f)
 {
-	struct job *j = find(d, src, f->stream);
-	struct sampled first;
+	struct group *g = find(d, src, f->stream);
+	const float *hidden = NULL;
 	struct prefilled p;
 	struct ds_err why;
+	struct job *j;
 
-	if (!j)
+	if (!g)
 		return 0;
-	if (prefilled_get(f, &first, 1, &p, &why))
-		return job_fail(d, j, &why);
-	if (j->state != JOB_ARRIVING || j->arrived != kv_blocks_for(j->prompt) || p.position != j->prompt ||
-	    first.id >= d->w->model->config.vocab) {
-		err_set(&why, DS_DATA,
-			"request '%s': first token %u at %llu does not follow %zu prompt tokens with %zu KV blocks",
-			j->request.id, first.id, (unsigned long long)p.position, j->prompt, j->arrived);
-		return job_fail(d, j, &why);
-	}
-	j->state = JOB_READY;
-	j->kv.length = j->parked.bytes ? 0 : j->prompt;
-	j->parked.blocks = j->parked.bytes ? j->arrived : 0;
-	j->parked.length = j->prompt;
-	j->position = p.position;
-	j->usage = p.usage;
-	j->prefill_ns = p.prefill_ns;
-	j->began_ns = time_mono_ns();
-	emit(d, j, &first);
+	if (prefilled_get(f, g->first, g->request.n, &p, &why) || check_prefilled(d, g, &p, &why) ||
+	    (d->w->mtp && (prefilled_hidden(f, d->w->model->config.hidden, &hidden, &why) ||
+				  frame_check_payload(f, &why))))
+		return group_fail(d, g, &why);
+	j = g->lead;
+	j->kv.length = j->parked.bytes ? 0 : g->prompt;
+	j->kv.mtp = j->parked.bytes ? 0 : g->prompt - 1;
+	j->parked.blocks = j->parked.bytes ? g->arrived : 0;
+	j->parked.length = g->prompt;
+	j->parked.mtp = g->prompt - 1;
+	g->done.usage = p.usage;
+	g->done.prefill_ns = p.prefill_ns;
+	group_start(d, j, hidden);
 	return 0;
 }
 
 static int on_frame(void *ctx, struct source *src, struct frame *f, struct ds_err *err)
 {
 	struct decode *d = ctx;
-	struct job *j;
+	struct group *g;
 	int rc = work_whole(f, src, err);
 
 	if (rc)
@@ -402,15 +517,15 @@ static int on_frame(void *ctx, struct source *src, struct frame *f, struct ds_er
 		rc = take_prefilled(d, src, f);
 		break;
 	case FRAME_CANCEL:
-		j = find(d, src, f->stream);
-		if (j)
-			send_done(d, j, "cancelled");
+		g = find(d, src, f->stream);
+		if (g)
+			group_done(d, g, "cancelled");
 		return 0;
 	case FRAME_ERROR:
 	case FRAME_DONE: /* it failed or was cancelled upstream: the rest of it will not come */
-		j = find(d, src, f->stream);
-		if (j)
-			job_end(d, j);
+		g = find(d, src, f->stream);
+		if (g)
+			group_end(d, g);
 		return work_other(src, f, err);
 	default:
 		return work_other(src, f, err);
@@ -421,124 +536,19 @@ static int on_frame(void *ctx, struct source *src, struct frame *f, struct ds_er
 static void on_gone(void *ctx, struct source *src, bool complete)
 {
 	struct decode *d = ctx;
-	struct job *j = TAILQ_FIRST(&d->jobs), *next;
+	struct group *g = TAILQ_FIRST(&d->groups), *next;
 
 	held_forget(&d->paused, src);
-	for (; j && !complete; j = next) {
-		next = TAILQ_NEXT(j, link);
-		if (j->src == src)
-			job_end(d, j);
+	for (; g && !complete; g = next) {
+		next = TAILQ_NEXT(g, link);
+		if (g->src == src)
+			group_end(d, g);
 	}
-}
-
-/* ---- stepping ---- */
-
-static bool has_blocks(const struct job *k)
-{
-	return k->kv.count && !k->parked.bytes;
-}
-
-/* Makes blocks free for j, which could run: first those of requests that are still arriving, whatever their age, since
- * they cannot run (they go on arriving into ordinary memory; one whose block is being read at this moment keeps its
- * own, --peer-timeout bounds that); then those of the youngest that is younger than j.  False if there is none. */
-static bool park_another(struct decode *d, const struct job *j)
-{
-	struct job *k;
-
-	TAILQ_FOREACH_REVERSE(k, &d->jobs, job_list, link)
-		if (k != j && k->state == JOB_ARRIVING && has_blocks(k) && !k->incoming) {
-			k->kv.length = k->arrived * KV_BLOCK;
-			return kv_seq_park(&k->kv, d->w->pool, &k->parked);
-		}
-	TAILQ_FOREACH_REVERSE(k, &d->jobs, job_list, link) {
-		if (k == j)
-			return false;
-		if (k->state == JOB_READY && has_blocks(k))
-			return kv_seq_park(&k->kv, d->w->pool, &k->parked);
-	}
-	return false;
-}
-
-/* Room for one more token of j, whose KV may have to come back first. */
-static bool make_room(struct decode *d, struct job *j)
-{
-	if (j->parked.bytes) {
-		/* One block more than it had, so that it is not parked again at once. */
-		while (kv_pool_available(d->w->pool) < j->parked.blocks + 1)
-			if (!park_another(d, j))
-				break;
-		if (!kv_seq_unpark(&j->kv, d->w->pool, &j->parked))
-			return false;
-	}
-	while (!kv_seq_reserve(&j->kv, d->w->pool, j->kv.length + 1))
-		if (!park_another(d, j))
-			return false;
-	return true;
-}
-
-/* A request that no parking can help: all of the memory would not do. */
-static bool too_large(const struct decode *d, const struct job *j)
-{
-	return kv_blocks_for(j->position + 1) > d->w->pool->blocks;
-}
-
-static size_t choose(struct decode *d)
-{
-	struct job *j = TAILQ_FIRST(&d->jobs), *next;
-	struct ds_err why;
-	size_t n = 0;
-
-	for (; j && n < d->max_batch; j = next) {
-		next = TAILQ_NEXT(j, link);
-		if (j->state != JOB_READY || source_blocked(j->src))
-			continue;
-		if (too_large(d, j)) {
-			err_set(&why, DS_CONFIG,
-				"request '%s': token %llu does not fit in --kv-memory (%zu blocks of %d tokens)",
-				j->request.id, (unsigned long long)j->position, d->w->pool->blocks, KV_BLOCK);
-			job_fail(d, j, &why);
-		} else if (make_room(d, j)) {
-			d->stepping[n++] = j;
-		} else {
-			break; /* younger ones must not pass: they would take the room it waits for */
-		}
-	}
-	return n;
 }
 
 static int on_step(void *ctx, bool *busy, struct ds_err *err)
 {
-	struct decode *d = ctx;
-	struct segment *segs = d->w->segs;
-	size_t n = choose(d);
-	int rc;
-
-	*busy = n > 0;
-	if (!n)
-		return 0;
-	for (size_t i = 0; i < n; i++)
-		segs[i] = (struct segment){ .kv = &d->stepping[i]->kv, .tokens = &d->stepping[i]->token, .rows = 1,
-			.stream = d->stepping[i]->stream, .absorbed = true, .want_logits = true };
-	rc = engine_step(d->w->engine, segs, n, err);
-	if (!rc)
-		rc = work_dumped(d->w, err);
-	if (rc)
-		return rc;
-	for (size_t i = 0; i < n; i++) {
-		struct job *j = d->stepping[i];
-		struct sampled s;
-
-		if (work_sample(d->w, &j->request, 0, j->history, segs[i].logits, segs[i].argmax[0], segs[i].lse[0],
-			++j->position, &s)) {
-			emit(d, j, &s);
-		} else {
-			struct ds_err why;
-
-			work_not_finite(&j->request, &why);
-			job_fail(d, j, &why);
-		}
-	}
-	return 0;
+	return decode_step(ctx, busy, err);
 }
 
 static void on_drain(void *ctx)
@@ -549,13 +559,15 @@ static void on_drain(void *ctx)
 static void on_state(void *ctx)
 {
 	const struct decode *d = ctx;
+	size_t arrive = 0, parked = 0, prompts = 0, running = 0;
 	const struct job *j;
-	size_t arriving = 0, parked = 0;
 	struct buf b = { 0 };
 	struct jw w;
 
 	TAILQ_FOREACH(j, &d->jobs, link) {
-		arriving += j->state == JOB_ARRIVING;
+		arrive += j->state == JOB_ARRIVING;
+		prompts += j->state == JOB_PROMPT;
+		running += j->state == JOB_READY;
 		parked += j->parked.bytes != NULL;
 	}
 	jw_init(&w, &b);
@@ -563,13 +575,17 @@ static void on_state(void *ctx)
 	jw_key(&w, "requests");
 	jw_uint(&w, d->held);
 	jw_key(&w, "arriving");
-	jw_uint(&w, arriving);
+	jw_uint(&w, arrive);
+	jw_key(&w, "prompts");
+	jw_uint(&w, prompts);
+	jw_key(&w, "running");
+	jw_uint(&w, running);
 	jw_key(&w, "parked");
 	jw_uint(&w, parked);
 	jw_key(&w, "kv_blocks");
 	jw_uint(&w, d->w->pool->blocks);
 	jw_key(&w, "kv_blocks_used");
-	jw_uint(&w, d->w->pool->used);
+	jw_uint(&w, d->w->pool->used - d->w->pool->idle);
 	jw_obj_end(&w);
 	work_print_state(&b);
 	buf_free(&b);
@@ -579,6 +595,7 @@ const struct stage_ops decode_ops = {
 	.head = on_head,
 	.frame = on_frame,
 	.gone = on_gone,
+	.hello = on_hello,
 	.incomplete = on_incomplete,
 	.step = on_step,
 	.drain = on_drain,

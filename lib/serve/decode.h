@@ -1,20 +1,34 @@
 /*
- * The decode stage: requests with their KV blocks and first token in; tokens out, one frame each, until done.
+ * The decode stage: requests with their KV blocks and first token in; tokens out, one frame each, until done.  Requests
+ * of a stream whose HELLO says that it carries no KV are computed here, prompt and all.
  *
- * All running requests take each step together.  KV memory is given as sequences grow; where it runs out the youngest
- * is parked (its blocks are copied to ordinary memory and come back later), so that the oldest always goes on.  Only a
- * request that all of the memory could not hold fails.
+ * Requests join and leave between steps.  A step takes a token of every running request, or a token and its drafts, and
+ * what is left of its budget goes to chunks of prompts, oldest first.  KV memory is given as sequences grow; where it
+ * runs out the youngest is parked (its blocks are copied to ordinary memory and come back later), so that the oldest
+ * always goes on.  Only a request that all of the memory could not hold fails.
  */
 #ifndef DS_SERVE_DECODE_H
 #define DS_SERVE_DECODE_H
 
 #include "serve/work.h"
 
+enum { MTP_MOST = 8 };
+
 struct decode;
 
-/* max_batch: most requests decoded together.  While so many are held, a source is read only until the requests that it
- * has begun are complete. */
-int decode_new(struct decode **d, struct work *w, size_t max_batch, struct ds_err *err);
+struct decode_options {
+	/* most choices in a step.  While so many requests are held, a source is read only until those that it has
+	 * begun are complete. */
+	size_t max_batch;
+	size_t chunk;        /* most tokens of one prompt in a step */
+	size_t drafts;       /* of the MTP layer for each token, at most MTP_MOST; 0: none */
+	bool always;         /* even where it does not pay */
+};
+
+/* The work's max_rows is a step's budget, above max_batch; its max_logits at least max_batch * (1 + drafts). */
+int decode_new(struct decode **d, struct work *w, const struct decode_options *o, struct ds_err *err);
+/* At the end of a run: says what speculation did. */
+void decode_report(const struct decode *d);
 void decode_free(struct decode *d);
 
 extern const struct stage_ops decode_ops; /* ctx: struct decode */

@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "base/time.h"
 #include "serve/hold.h"
+#include "serve/prompt.h"
 
 enum { MAX_WAITING = 256 }; /* requests held before sources are left unread */
 
@@ -16,10 +17,8 @@ struct job {
 	struct source *src;
 	struct request request;
 	struct frame frame;      /* as it came, to be passed on: meta_raw and data are ours */
-	const uint32_t *ids;     /* [count] the prompt, within frame.data */
-	size_t count;
+	struct prompt prompt;    /* its ids lie within frame.data */
 	struct kv_seq kv;
-	struct sampled first;
 	struct prefilled result;
 	int64_t began_ns;
 	size_t sent;             /* frames already sent: the request, then KV blocks */
@@ -36,6 +35,7 @@ struct prefill {
 	struct job_list sending; /* computed, not yet handed over */
 	size_t held;             /* jobs in all lists */
 	struct held_sources paused;
+	struct prompt **prompts; /* [max_segs] of the step's segments */
 	struct meta_builder *meta;
 	bool draining;
 };
@@ -44,9 +44,14 @@ int prefill_new(struct prefill **out, struct work *w, size_t chunk, struct ds_er
 {
 	struct prefill *p = mem_calloc(1, sizeof(*p));
 
-	if (p)
+	if (p) {
 		p->meta = meta_new();
-	if (!p || !p->meta) {
+		p->prompts = mem_calloc(w->max_segs, sizeof(*p->prompts));
+	}
+	if (!p || !p->meta || !p->prompts) {
+		if (p && p->meta)
+			meta_free(p->meta);
+		free(p ? p->prompts : NULL);
 		free(p);
 		return err_nomem(err, sizeof(*p), "prefill");
 	}
@@ -78,6 +83,8 @@ static void job_free(struct prefill *p, struct job *j)
 
 	profile_request_end(p->w->profile, j->frame.stream, j->request.id);
 	kv_seq_clear(&j->kv, p->w->pool);
+	prompt_end(&j->prompt);
+	free(j->result.first);
 	free(j->frame.data);
 	free((void *)(uintptr_t)j->frame.meta_raw);
 	free(j);
@@ -120,6 +127,7 @@ void prefill_free(struct prefill *p)
 		}
 	held_free(&p->paused);
 	meta_free(p->meta);
+	free(p->prompts);
 	free(p);
 }
 
@@ -155,7 +163,7 @@ static int make_job(struct prefill *p, struct source *src, const struct frame *f
 
 	if (!j)
 		return err_nomem(err, sizeof(*j), "a request");
-	rc = work_request(p->w, f, &j->request, &j->ids, &j->count, err);
+	rc = work_request(p->w, f, &j->request, &j->prompt.ids, &j->prompt.count, err);
 	if (rc) {
 		free(j);
 		return rc;
@@ -170,7 +178,8 @@ static int make_job(struct prefill *p, struct source *src, const struct frame *f
 		free(j);
 		return err_nomem(err, f->data_len, "a request");
 	}
-	j->ids = (const uint32_t *)(const void *)(kept.data + ((const uint8_t *)j->ids - f->data));
+	j->prompt.ids = (const uint32_t *)(const void *)(kept.data + ((const uint8_t *)j->prompt.ids - f->data));
+	j->prompt.kv = &j->kv;
 	j->frame = kept;
 	j->src = src;
 	*out = j;
@@ -194,7 +203,7 @@ static int take_request(struct prefill *p, struct source *src, struct frame *f, 
 	TAILQ_INSERT_TAIL(&p->waiting, j, link);
 	source_hold(src);
 	p->held++;
-	profile_request(p->w->profile, j->frame.stream, j->request.id, j->count);
+	profile_request(p->w->profile, j->frame.stream, j->request.id, j->prompt.count);
 	return 0;
 }
 
@@ -232,7 +241,7 @@ static int cancel(struct prefill *p, struct source *src, const struct frame *f)
 		return 0;
 	}
 	snprintf(done.id, sizeof(done.id), "%s", j->request.id);
-	done.usage = (struct usage){ .prompt = j->count, .miss = j->kv.length };
+	done.usage = (struct usage){ .prompt = j->prompt.count, .miss = j->kv.length };
 	meta_reset(p->meta);
 	done_put(p->meta, &done);
 	stage_send(j->src, FRAME_DONE, f->stream, p->meta, NULL, 0, false);
@@ -286,26 +295,41 @@ static void on_gone(void *ctx, struct source *src, bool complete)
 static int send_kv(struct prefill *p, struct job *j, size_t block)
 {
 	const struct kv_pool *pool = p->w->pool;
-	struct kv_block k = { .first = block * KV_BLOCK, .count = j->count - block * KV_BLOCK };
+	struct kv_block k = { .first = block * KV_BLOCK, .count = j->prompt.count - block * KV_BLOCK };
 	struct iovec iov = { j->kv.pages[block], pool->block_bytes };
 
 	if (k.count > KV_BLOCK)
 		k.count = KV_BLOCK;
-	/* Rows past the prompt's end hold whatever an earlier owner left: they never leave the process. */
-	for (size_t l = 0; k.count < KV_BLOCK && l < pool->layers; l++) {
+	/* Rows past the prompt's end hold whatever an earlier owner left: they never leave the process.  Nor does the
+	 * last MTP entry, which is still to be made. */
+	for (size_t l = 0; k.first + k.count == j->prompt.count && l < pool->layers; l++) {
 		size_t row = pool->dim * dtype_size(pool->type);
+		size_t rows = (size_t)k.count - (l == p->w->model->config.layers);
 
-		memset((unsigned char *)iov.iov_base + (l * KV_BLOCK + k.count) * row, 0, (KV_BLOCK - k.count) * row);
+		memset((unsigned char *)iov.iov_base + (l * KV_BLOCK + rows) * row, 0, (KV_BLOCK - rows) * row);
 	}
 	meta_reset(p->meta);
 	kv_block_put(p->meta, &k, pool->type, pool->layers, KV_BLOCK, pool->dim);
 	return stage_send(j->src, FRAME_KV, j->frame.stream, p->meta, &iov, 1, true);
 }
 
+static int send_prefilled(struct prefill *p, struct job *j)
+{
+	size_t n = p->w->model->config.hidden;
+	struct iovec iov = { j->prompt.hidden, n * sizeof(float) };
+
+	meta_reset(p->meta);
+	prefilled_put(p->meta, &j->result);
+	if (!j->prompt.hidden)
+		return stage_send(j->src, FRAME_PREFILLED, j->frame.stream, p->meta, NULL, 0, false);
+	prefilled_put_hidden(p->meta, n);
+	return stage_send(j->src, FRAME_PREFILLED, j->frame.stream, p->meta, &iov, 1, true);
+}
+
 /* Sends what the output takes now; true when all is sent. */
 static bool send_job(struct prefill *p, struct job *j)
 {
-	size_t blocks = kv_blocks_for(j->count);
+	size_t blocks = kv_blocks_for(j->prompt.count);
 
 	while (j->sent < blocks + 2) {
 		if (source_blocked(j->src))
@@ -315,9 +339,7 @@ static bool send_job(struct prefill *p, struct job *j)
 		} else if (j->sent <= blocks) {
 			send_kv(p, j, j->sent - 1);
 		} else {
-			meta_reset(p->meta);
-			prefilled_put(p->meta, &j->result);
-			stage_send(j->src, FRAME_PREFILLED, j->frame.stream, p->meta, NULL, 0, false);
+			send_prefilled(p, j);
 		}
 		j->sent++;
 	}
@@ -346,14 +368,37 @@ static void send_finished(struct prefill *p)
 
 /* ---- computing ---- */
 
+static void fail(struct prefill *p, struct job *j, struct job_list *list, const struct ds_err *why)
+{
+	TAILQ_REMOVE(list, j, link);
+	stage_error(j->src, j->frame.stream, j->request.id, why->code == DS_OS, why);
+	source_release(j->src);
+	job_free(p, j);
+}
+
+static int begin(struct prefill *p, struct job *j, struct ds_err *err)
+{
+	j->result.n = j->request.n;
+	j->result.first = mem_array(j->request.n, sizeof(*j->result.first));
+	if (!j->result.first)
+		return err_nomem(err, j->request.n * sizeof(*j->result.first), "first tokens");
+	return prompt_begin(p->w, &j->prompt, err);
+}
+
 /* Waiting requests become active in order, as KV memory for the whole prompt is there. */
 static void activate(struct prefill *p)
 {
+	struct ds_err why;
 	struct job *j;
 
 	while ((j = TAILQ_FIRST(&p->waiting)) != NULL) {
-		if (kv_pool_available(p->w->pool) < kv_blocks_for(j->count) ||
-		    !kv_seq_reserve(&j->kv, p->w->pool, j->count))
+		if (kv_pool_available(p->w->pool) < kv_blocks_for(j->prompt.count))
+			return;
+		if (!j->result.first && begin(p, j, &why)) {
+			fail(p, j, &p->waiting, &why);
+			continue;
+		}
+		if (!kv_seq_reserve(&j->kv, p->w->pool, j->prompt.count))
 			return;
 		j->began_ns = time_mono_ns();
 		TAILQ_REMOVE(&p->waiting, j, link);
@@ -368,7 +413,7 @@ static size_t fill_step(struct prefill *p)
 	struct job *j;
 
 	TAILQ_FOREACH(j, &p->active, link) {
-		size_t take = j->count - j->kv.length;
+		size_t take = prompt_left(&j->prompt);
 
 		if (n == w->max_segs || rows == w->max_rows)
 			break;
@@ -376,57 +421,50 @@ static size_t fill_step(struct prefill *p)
 			continue;
 		take = take < p->chunk ? take : p->chunk;
 		take = take < w->max_rows - rows ? take : w->max_rows - rows;
-		w->segs[n++] = (struct segment){ .kv = &j->kv, .tokens = j->ids + j->kv.length, .rows = take,
-			.stream = j->frame.stream, .want_logits = j->kv.length + take == j->count };
+		p->prompts[n] = &j->prompt;
+		w->segs[n++] = prompt_segment(&j->prompt, take, j->frame.stream);
 		rows += take;
 	}
 	return n;
 }
 
-/* Penalties look at the prompt. */
-static int sample_first(struct prefill *p, struct job *j, const struct segment *s, struct ds_err *err)
-{
-	struct sample_history *h;
-	int rc = work_history(&j->request, j->ids, j->count, &h, err);
-
-	if (!rc && !work_sample(p->w, &j->request, 0, h, s->logits, s->argmax[0], s->lse[0], j->count, &j->first))
-		rc = work_not_finite(&j->request, err);
-	sample_history_free(h);
-	return rc;
-}
-
-static void finish(struct prefill *p, struct job *j, const struct segment *s)
+static void finish(struct prefill *p, struct job *j)
 {
 	struct prefilled *r = &j->result;
-	struct ds_err why;
 
-	TAILQ_REMOVE(&p->active, j, link);
-	r->position = j->count;
-	r->first = &j->first;
-	r->n = 1;
-	if (sample_first(p, j, s, &why)) {
-		stage_error(j->src, j->frame.stream, j->request.id, false, &why);
-		source_release(j->src);
-		job_free(p, j);
-		return;
-	}
-	r->usage = (struct usage){ .prompt = j->count, .miss = j->count };
+	r->position = j->prompt.count;
+	r->usage = (struct usage){ .prompt = j->prompt.count, .hit = j->prompt.hit,
+		.miss = j->prompt.count - j->prompt.hit };
 	r->prefill_ns = (uint64_t)(time_mono_ns() - j->began_ns);
+	TAILQ_REMOVE(&p->active, j, link);
 	TAILQ_INSERT_TAIL(&p->sending, j, link);
 }
 
-static void finish_step(struct prefill *p, size_t n)
+/* First tokens of the prompts that are done, then what else the step is needed for, then they leave. */
+static int finish_step(struct prefill *p, size_t n, struct ds_err *err)
 {
 	struct job *j = TAILQ_FIRST(&p->active), *next;
+	struct ds_err why;
+	int rc;
 
 	for (size_t i = 0; j && i < n; j = next) {
 		next = TAILQ_NEXT(j, link);
-		if (p->w->segs[i].kv != &j->kv)
+		if (p->prompts[i] != &j->prompt)
 			continue;
-		if (p->w->segs[i].want_logits)
-			finish(p, j, &p->w->segs[i]);
+		if (p->w->segs[i].want_logits &&
+		    prompt_first(p->w, &j->request, &j->prompt, &p->w->segs[i], j->result.first, &why)) {
+			p->prompts[i] = NULL;
+			fail(p, j, &p->active, &why);
+		}
 		i++;
 	}
+	rc = prompt_stepped(p->w, p->w->segs, p->prompts, n, err);
+	for (j = TAILQ_FIRST(&p->active); j && !rc; j = next) {
+		next = TAILQ_NEXT(j, link);
+		if (!prompt_left(&j->prompt))
+			finish(p, j);
+	}
+	return rc;
 }
 
 static int on_step(void *ctx, bool *busy, struct ds_err *err)
@@ -444,7 +482,9 @@ static int on_step(void *ctx, bool *busy, struct ds_err *err)
 			rc = work_dumped(p->w, err);
 		if (rc)
 			return rc;
-		finish_step(p, n);
+		rc = finish_step(p, n, err);
+		if (rc)
+			return rc;
 		send_finished(p);
 	}
 	*busy = n > 0;
@@ -483,7 +523,7 @@ static void on_state(void *ctx)
 	jw_key(&w, "kv_blocks");
 	jw_uint(&w, p->w->pool->blocks);
 	jw_key(&w, "kv_blocks_used");
-	jw_uint(&w, p->w->pool->used);
+	jw_uint(&w, p->w->pool->used - p->w->pool->idle);
 	jw_obj_end(&w);
 	work_print_state(&b);
 	buf_free(&b);

@@ -413,3 +413,4 @@ void source_release(struct source *src)
 
 void source_pause(struct source *src, bool pause) { src->paused = pause; }
 const char *source_name(const struct source *src) { return src->name; }
+const struct hello *source_hello(const struct source *src) { return &src->hello; }

@@ -124,5 +124,7 @@ bool source_blocked(const struct source *src);
 /* Do not read from src until resumed (the program is full). */
 void source_pause(struct source *src, bool pause);
 const char *source_name(const struct source *src);
+/* What it said of itself, once its first frame was seen. */
+const struct hello *source_hello(const struct source *src);
 
 #endif

@@ -41,9 +41,10 @@ static int open_profile(struct work *w, const struct work_options *o, const stru
 }
 
 int work_open(struct work *w, const struct work_options *o, const struct stage_options *io, const char *program,
-	size_t max_rows, size_t max_segs, struct ds_err *err)
+	struct ds_err *err)
 {
-	struct engine_config c = { .max_rows = max_rows, .max_segs = max_segs };
+	struct engine_config c = { .max_rows = o->max_rows, .max_segs = o->max_segs, .max_logits = o->max_logits,
+		.mtp = o->mtp };
 	int rc;
 
 	memset(w, 0, sizeof(*w));
@@ -53,16 +54,19 @@ int work_open(struct work *w, const struct work_options *o, const struct stage_o
 	rc = parse_arith(o->arith, &c.arith, err);
 	if (rc)
 		return rc;
-	w->max_rows = max_rows;
-	w->max_segs = max_segs;
+	w->max_rows = o->max_rows;
+	w->max_segs = o->max_segs;
+	w->mtp = o->mtp;
 	if ((rc = model_open(&w->model, o->model, err)) || (rc = engine_new(&w->engine, w->model, &c, err)) ||
 	    (rc = engine_kv_pool(w->engine, o->kv_memory, &w->pool, err)) ||
+	    (!o->no_prefix && (rc = prefix_new(&w->prefix, w->pool, err))) ||
 	    (rc = sampler_new(&w->sampler, w->model->config.vocab, err)) ||
 	    (rc = open_profile(w, o, io, program, err)))
 		goto fail;
-	w->segs = mem_calloc(max_segs, sizeof(*w->segs));
+	w->segs = mem_calloc(2 * w->max_segs, sizeof(*w->segs));
+	w->mtp_segs = w->segs + w->max_segs;
 	if (!w->segs) {
-		rc = err_nomem(err, max_segs * sizeof(*w->segs), "segments");
+		rc = err_nomem(err, 2 * w->max_segs * sizeof(*w->segs), "segments");
 		goto fail;
 	}
 	log_msg(LOG_INFO, "model %s in '%s', kernels %s, %d threads, %zu KV blocks of %d tokens", w->model->fingerprint,
@@ -87,6 +91,9 @@ void work_close(struct work *w)
 {
 	profile_free(w->profile);
 	free(w->segs);
+	if (w->tokenizer)
+		tokenizer_free(w->tokenizer);
+	prefix_free(w->prefix);
 	sampler_free(w->sampler);
 	kv_pool_free(w->pool);
 	engine_free(w->engine);
@@ -113,6 +120,7 @@ void work_hello(const struct work *w, struct hello *h, const char *program, cons
 	h->kv.block = KV_BLOCK;
 	h->kv.layers = c->layers;
 	h->kv.dim = engine_kv_dim(w->engine);
+	h->mtp = w->mtp;
 	h->world = 1;
 }
 
@@ -271,6 +279,14 @@ bool work_sample(struct work *w, const struct request *r, size_t choice, const s
 	ok = sample_token(w->sampler, &p, h, logits, argmax, lse, position, out);
 	profile_end(w->profile);
 	return ok;
+}
+
+int work_tokenizer(struct work *w, const struct tokenizer **t, struct ds_err *err)
+{
+	int rc = w->tokenizer ? 0 : tokenizer_open(&w->tokenizer, w->model->dir, err);
+
+	*t = w->tokenizer;
+	return rc;
 }
 
 void work_print_state(struct buf *json)

@@ -6,8 +6,10 @@
 
 #include "base/mem.h"
 #include "engine/engine.h"
+#include "engine/prefix.h"
 #include "engine/sample.h"
 #include "frame/messages.h"
+#include "model/tokenizer.h"
 #include "serve/stage.h"
 
 struct work_options {
@@ -18,6 +20,11 @@ struct work_options {
 	const char *dump, *dump_to;
 	const char *trace;      /* file to write spans to, or NULL */
 	bool stats;
+	bool no_prefix;
+	/* set by the program */
+	bool mtp;
+	size_t max_rows, max_segs; /* of a step */
+	size_t max_logits;         /* 0: max_segs */
 };
 
 #define WORK_OPTIONS(o) \
@@ -29,6 +36,8 @@ struct work_options {
 		.type = OPT_STR, .dst = &(o).arith, .env = true }, \
 	{ .name = "kv-memory", .arg = "SIZE", .help = "memory for the KV cache", .def = "1G", .type = OPT_SIZE, \
 		.dst = &(o).kv_memory, .env = true }, \
+	{ .name = "no-prefix-cache", .help = "compute every prompt from its beginning", .type = OPT_FLAG, \
+		.dst = &(o).no_prefix }, \
 	{ .name = "dump", .arg = "POINTS", .help = "write tensors as frames: 'layer.*.attn_out,layer.3.router'", \
 		.type = OPT_STR, .dst = &(o).dump }, \
 	{ .name = "dump-to", .arg = "FILE|ADDR", .help = "where --dump goes", .type = OPT_STR, .dst = &(o).dump_to }, \
@@ -43,14 +52,17 @@ struct work {
 	struct kv_pool *pool;
 	struct sampler *sampler;
 	struct profile *profile; /* or NULL */
-	struct segment *segs;   /* [max_segs] */
+	struct prefix_cache *prefix; /* or NULL */
+	struct tokenizer *tokenizer; /* NULL until work_tokenizer was asked for it */
+	bool mtp;               /* KV blocks have the MTP layer's entries, too */
+	struct segment *segs, *mtp_segs; /* [max_segs] */
 	struct dump *dump;      /* --dump, or NULL */
 	size_t max_rows, max_segs;
 };
 
 /* Opens everything; on failure nothing is left open.  io: for what the profile prints and overwrites. */
 int work_open(struct work *w, const struct work_options *o, const struct stage_options *io, const char *program,
-	size_t max_rows, size_t max_segs, struct ds_err *err);
+	struct ds_err *err);
 /* At the end of a run whose result is rc: the profile's statistics and the end of its trace.  rc, or where it is 0
  * what went wrong with the trace. */
 int work_finish(struct work *w, int rc, struct ds_err *err);
@@ -87,6 +99,9 @@ int work_whole(const struct frame *f, struct source *src, struct ds_err *err);
 /* A request whose name one of the same source still bears: their answers could not be told apart, so the stream is
  * refused (DS_DATA). */
 int work_twice(const struct frame *f, struct source *src, struct ds_err *err);
+
+/* The model's tokenizer, read when it is first asked for: most requests need none. */
+int work_tokenizer(struct work *w, const struct tokenizer **t, struct ds_err *err);
 
 /* One line of JSON to stderr, for SIGUSR1. */
 void work_print_state(struct buf *json);

@@ -226,8 +226,8 @@ one_error() {
 	done
 }
 
-@test "a request given to decode, KV given to prefill, requests given to ds-token decode: 65 and what was wrong" {
-	refused 65 '' ds-decode -m "$DS_MODEL" <request
+@test "tokens given to decode, KV given to prefill, requests given to ds-token decode: 65 and what was wrong" {
+	refused 65 '' ds-decode -m "$DS_MODEL" <token
 	refused 65 '' ds-prefill -m "$DS_MODEL" <kv
 	refused 65 '' ds-token -m "$DS_MODEL" decode <request
 }

@@ -1,0 +1,180 @@
+#include "engine/prefix.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/queue.h>
+#include <xxhash.h>
+
+#include "base/mem.h"
+
+enum { BUCKETS_MIN = 1024 };
+
+struct entry {
+	LIST_ENTRY(entry) bucket;
+	TAILQ_ENTRY(entry) age;
+	XXH128_hash_t key;
+	struct entry *parent;      /* NULL: the prompt begins here */
+	size_t children;
+	void *block;
+	uint32_t ids[KV_BLOCK];
+};
+
+LIST_HEAD(bucket, entry);
+TAILQ_HEAD(by_age, entry);
+
+struct prefix_cache {
+	struct kv_pool *pool;
+	struct bucket *buckets;    /* [bucket_count], a power of two */
+	size_t bucket_count, count;
+	struct by_age ages;        /* the most recently used first; a parent never stands behind its children */
+};
+
+static void drop(struct prefix_cache *c, struct entry *e)
+{
+	LIST_REMOVE(e, bucket);
+	TAILQ_REMOVE(&c->ages, e, age);
+	if (e->parent)
+		e->parent->children--;
+	kv_block_drop(c->pool, e->block);
+	c->count--;
+	free(e);
+}
+
+static void reclaim(void *ctx)
+{
+	struct prefix_cache *c = ctx;
+	struct entry *e;
+
+	/* A kept block that is in use has parents in use; its children, which stand behind it, may be idle. */
+	TAILQ_FOREACH_REVERSE(e, &c->ages, by_age, age)
+		if (!e->children && kv_block_idle(c->pool, e->block)) {
+			drop(c, e);
+			return;
+		}
+}
+
+int prefix_new(struct prefix_cache **out, struct kv_pool *p, struct ds_err *err)
+{
+	struct prefix_cache *c = mem_calloc(1, sizeof(*c));
+	size_t n = BUCKETS_MIN;
+
+	while (n < p->blocks)
+		n *= 2;
+	if (c)
+		c->buckets = mem_calloc(n, sizeof(*c->buckets));
+	if (!c || !c->buckets) {
+		free(c);
+		return err_nomem(err, n * sizeof(struct bucket), "the cache of prefixes");
+	}
+	c->pool = p;
+	c->bucket_count = n;
+	TAILQ_INIT(&c->ages);
+	p->reclaim = reclaim;
+	p->reclaim_ctx = c;
+	*out = c;
+	return 0;
+}
+
+void prefix_free(struct prefix_cache *c)
+{
+	struct entry *e;
+
+	if (!c)
+		return;
+	while ((e = TAILQ_LAST(&c->ages, by_age)) != NULL)
+		drop(c, e);
+	c->pool->reclaim = NULL;
+	free(c->buckets);
+	free(c);
+}
+
+size_t prefix_blocks(const struct prefix_cache *c) { return c->count; }
+
+static XXH128_hash_t chain(const struct entry *parent, const uint32_t *ids)
+{
+	struct { XXH128_hash_t parent; uint32_t ids[KV_BLOCK]; } link;
+
+	memset(&link, 0, sizeof(link));
+	if (parent)
+		link.parent = parent->key;
+	memcpy(link.ids, ids, sizeof(link.ids));
+	return XXH3_128bits(&link, sizeof(link));
+}
+
+static struct entry *find(const struct prefix_cache *c, const struct entry *parent, const uint32_t *ids)
+{
+	XXH128_hash_t key = chain(parent, ids);
+	struct entry *e;
+
+	LIST_FOREACH(e, &c->buckets[key.low64 & (c->bucket_count - 1)], bucket)
+		if (XXH128_isEqual(e->key, key) && e->parent == parent && memcmp(e->ids, ids, sizeof(e->ids)) == 0)
+			return e;
+	return NULL;
+}
+
+/* The chain that ends with e is the most recently used, its beginning the most of all. */
+static void touch(struct prefix_cache *c, struct entry *e)
+{
+	for (; e; e = e->parent) {
+		TAILQ_REMOVE(&c->ages, e, age);
+		TAILQ_INSERT_HEAD(&c->ages, e, age);
+	}
+}
+
+size_t prefix_take(struct prefix_cache *c, struct kv_seq *s, const uint32_t *ids, size_t count, bool mtp)
+{
+	size_t most = (count - 1) / KV_BLOCK, n = 0;
+	struct entry *e = NULL, *next;
+	struct kv_seq shared = { 0 };
+
+	while (n < most && (next = find(c, e, ids + n * KV_BLOCK)) && kv_seq_share(&shared, c->pool, next->block)) {
+		e = next;
+		n++;
+	}
+	touch(c, e);
+	if (mtp && n) {
+		shared.mtp = n * KV_BLOCK - 1;
+		if (!kv_seq_fork(s, &shared, n * KV_BLOCK, c->pool))
+			n = 0;
+		s->length = s->mtp = n ? n * KV_BLOCK - 1 : 0;
+		kv_seq_clear(&shared, c->pool);
+	} else {
+		shared.length = n * KV_BLOCK;
+		*s = shared;
+	}
+	return n * KV_BLOCK;
+}
+
+static struct entry *add(struct prefix_cache *c, struct entry *parent, const uint32_t *ids, void *block)
+{
+	struct entry *e = mem_calloc(1, sizeof(*e));
+
+	if (!e)
+		return NULL;
+	e->key = chain(parent, ids);
+	e->parent = parent;
+	e->block = block;
+	memcpy(e->ids, ids, sizeof(e->ids));
+	if (parent)
+		parent->children++;
+	kv_block_keep(c->pool, block);
+	LIST_INSERT_HEAD(&c->buckets[e->key.low64 & (c->bucket_count - 1)], e, bucket);
+	TAILQ_INSERT_HEAD(&c->ages, e, age);
+	c->count++;
+	return e;
+}
+
+void prefix_keep(struct prefix_cache *c, const struct kv_seq *s, const uint32_t *ids, size_t count)
+{
+	struct entry *e = NULL, *next;
+
+	for (size_t n = 0; n < (count - 1) / KV_BLOCK; n++) {
+		next = find(c, e, ids + n * KV_BLOCK);
+		if (!next)
+			next = add(c, e, ids + n * KV_BLOCK, s->pages[n]);
+		if (!next)
+			break;
+		e = next;
+	}
+	touch(c, e);
+}

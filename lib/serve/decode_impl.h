@@ -1,0 +1,116 @@
+/*
+ * What the files of the decode stage share.
+ *
+ *   decode.c        what arrives: requests, their KV, cancels; requests from beginning to end
+ *   decode_step.c   who takes part in a step, and the step
+ *   decode_emit.c   tokens on their way out: stop strings, frames, how a choice ends
+ *   decode_draft.c  speculation: drafts of the MTP layer
+ *   draft_policy.c  whether it pays
+ */
+#ifndef DS_SERVE_DECODE_IMPL_H
+#define DS_SERVE_DECODE_IMPL_H
+
+#include <sys/queue.h>
+
+#include "model/stop.h"
+#include "serve/decode.h"
+#include "serve/draft_policy.h"
+#include "serve/hold.h"
+#include "serve/prompt.h"
+
+enum { PENDING_MOST = 16 }; /* hidden states a choice keeps for the MTP layer while it takes steps without drafts */
+
+enum job_state {
+	JOB_ARRIVING, /* its KV blocks are coming in */
+	JOB_PROMPT,   /* its prompt is being computed here */
+	JOB_READY,    /* complete; runs, or waits parked */
+};
+
+/* A request: what its choices share. */
+struct group {
+	TAILQ_ENTRY(group) link;
+	struct source *src;
+	uint64_t stream;
+	struct request request;
+	uint32_t *ids;            /* [prompt] */
+	size_t prompt;            /* tokens */
+	struct job *lead;         /* its only job, until it has started */
+	size_t arrived;           /* KV blocks complete */
+	void *incoming;           /* where the block being read goes, NULL: the stage's memory */
+	struct sampled *first;    /* [n] first tokens */
+	struct stop_matcher *stop; /* as it stands before any text; NULL: no stop strings */
+	struct done done;         /* as it will be sent */
+	size_t open;              /* choices that are not finished */
+	int64_t began_ns;
+};
+
+/* One choice of a request; the only one, until its first token is there. */
+struct job {
+	TAILQ_ENTRY(job) link;    /* by age */
+	struct group *g;
+	size_t choice;
+	enum job_state state;
+	struct prompt at;         /* JOB_PROMPT */
+	struct kv_seq kv;
+	struct kv_parked parked;  /* bytes set: the KV lies there, not in kv */
+	uint32_t token;           /* the last one, to be fed next */
+	uint64_t position;        /* of that token */
+	uint64_t index;           /* of the next token to be sent */
+	struct sample_history *history; /* NULL: no penalties */
+	struct stop_matcher *stop;
+	/* MTP: entries that the layer lacks are made of these.  h NULL: nothing is drafted any more */
+	float *h;                 /* [PENDING_MOST, hidden] */
+	uint32_t next[PENDING_MOST]; /* the token that follows each */
+	size_t pending;
+	size_t rows;              /* in this step: of a prompt, or the token and its drafts */
+	uint32_t feed[MTP_MOST + 1]; /* the token and its drafts */
+};
+
+TAILQ_HEAD(job_list, job);
+TAILQ_HEAD(group_list, group);
+
+struct decode {
+	struct work *w;
+	struct decode_options o;
+	struct job_list jobs;
+	struct group_list groups;
+	size_t held;              /* groups */
+	struct held_sources paused;
+	struct meta_builder *meta;
+	struct job **stepping;    /* [max_batch] whose segments the step has */
+	struct prompt **prompts;  /* [max_batch] those of them that are prompts, else NULL */
+	struct draft_policy policy;
+	uint64_t drafted, accepted; /* tokens, in the whole run */
+	bool draining;
+};
+
+/* ---- decode.c ---- */
+
+/* The choice leaves; the request, too, with its last one. */
+void job_end(struct decode *d, struct job *j);
+void group_end(struct decode *d, struct group *g);
+/* An ERROR frame ends the request with all its choices. */
+int group_fail(struct decode *d, struct group *g, const struct ds_err *why);
+/* The first tokens g->first are there: a job for each choice, their first tokens sent.  hidden: of the prompt's last
+ * token, or NULL. */
+void group_start(struct decode *d, struct job *j, const float *hidden);
+
+/* ---- decode_emit.c ---- */
+
+/* Sends the token at j->position.  True where the choice goes on; else it, and perhaps its request, is no more. */
+bool emit(struct decode *d, struct job *j, const struct sampled *t);
+/* Sends DONE and ends the request; reason: of the choices that are not finished. */
+void group_done(struct decode *d, struct group *g, const char *reason);
+
+/* ---- decode_step.c ---- */
+
+int decode_step(struct decode *d, bool *busy, struct ds_err *err);
+
+/* ---- decode_draft.c ---- */
+
+/* Fills feed and rows of the first n of d->stepping whose rows say how many drafts are wanted besides the token. */
+int draft(struct decode *d, size_t n, struct ds_err *err);
+/* The hidden state at the position before j->token, for the MTP entry that the two make. */
+void draft_remember(struct decode *d, struct job *j, const float *hidden);
+
+#endif

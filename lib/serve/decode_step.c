@@ -1,0 +1,268 @@
+/* Who takes part in a step, room in the KV memory for them, and the step. */
+#include <string.h>
+
+#include "base/log.h"
+#include "base/time.h"
+#include "serve/decode_impl.h"
+
+/* ---- room ---- */
+
+static bool has_blocks(const struct job *k)
+{
+	return k->kv.count && !k->parked.bytes;
+}
+
+/* Makes blocks free for j, which could run: first those of requests that are still arriving, whatever their age, since
+ * they cannot run (they go on arriving into ordinary memory; one whose block is being read at this moment keeps its
+ * own, --peer-timeout bounds that); then those of the youngest that is younger than j.  False if there is none. */
+static bool park_another(struct decode *d, const struct job *j)
+{
+	struct job *k;
+
+	TAILQ_FOREACH_REVERSE(k, &d->jobs, job_list, link)
+		if (k != j && k->state == JOB_ARRIVING && has_blocks(k) && !k->g->incoming) {
+			k->kv.length = k->g->arrived * KV_BLOCK;
+			return kv_seq_park(&k->kv, d->w->pool, &k->parked);
+		}
+	TAILQ_FOREACH_REVERSE(k, &d->jobs, job_list, link) {
+		if (k == j)
+			return false;
+		if (k->state != JOB_ARRIVING && has_blocks(k))
+			return kv_seq_park(&k->kv, d->w->pool, &k->parked);
+	}
+	return false;
+}
+
+/* The KV of j is in blocks, perhaps at the cost of younger ones'. */
+static bool bring_back(struct decode *d, struct job *j)
+{
+	if (!j->parked.bytes)
+		return true;
+	/* One block more than it had, so that it is not parked again at once. */
+	while (kv_pool_available(d->w->pool) < j->parked.blocks + 1)
+		if (!park_another(d, j))
+			break;
+	return kv_seq_unpark(&j->kv, d->w->pool, &j->parked);
+}
+
+static bool make_room(struct decode *d, struct job *j, size_t rows)
+{
+	while (!kv_seq_reserve(&j->kv, d->w->pool, j->kv.length + rows))
+		if (!park_another(d, j))
+			return false;
+	return true;
+}
+
+/* A request that no parking can help: all of the memory would not do. */
+static bool too_large(const struct decode *d, const struct job *j)
+{
+	return j->state == JOB_READY && kv_blocks_for(j->position + 1) > d->w->pool->blocks;
+}
+
+static void fail_too_large(struct decode *d, const struct job *j)
+{
+	struct ds_err why;
+
+	err_set(&why, DS_CONFIG, "request '%s': token %llu does not fit in --kv-memory (%zu blocks of %d tokens)",
+		j->g->request.id, (unsigned long long)j->position, d->w->pool->blocks, KV_BLOCK);
+	group_fail(d, j->g, &why);
+}
+
+/* ---- who ---- */
+
+static size_t least(size_t a, size_t b)
+{
+	return a < b ? a : b;
+}
+
+/* Running ones by age, as many as a step takes.  Prompts get what the budget leaves once every other that could run has
+ * its token. */
+static size_t choose(struct decode *d)
+{
+	size_t n, budget;
+	struct job *j, *next;
+
+restart:
+	n = 0;
+	budget = d->w->max_rows - d->o.max_batch;
+	for (j = TAILQ_FIRST(&d->jobs); j && n < d->o.max_batch; j = next) {
+		next = TAILQ_NEXT(j, link);
+		if (j->state == JOB_ARRIVING || source_blocked(j->g->src) || (j->state == JOB_PROMPT && !budget))
+			continue;
+		if (too_large(d, j)) {
+			fail_too_large(d, j);
+			goto restart; /* its other choices are gone, too */
+		}
+		if (!bring_back(d, j))
+			break; /* younger ones must not pass: they would take the room it waits for */
+		j->rows = 1;
+		if (j->state == JOB_PROMPT) {
+			j->rows = least(least(prompt_left(&j->at), d->o.chunk), budget);
+			budget -= j->rows;
+		}
+		if (!make_room(d, j, j->rows))
+			break;
+		d->stepping[n++] = j;
+	}
+	return n;
+}
+
+/* Drafts that j has a use for. */
+static size_t drafts_for(const struct decode *d, const struct job *j)
+{
+	size_t most = d->w->model->config.max_positions - (size_t)j->position - 1, n = least(d->o.drafts, most);
+
+	if (j->state != JOB_READY || !j->h || !j->pending)
+		return 0;
+	if (j->g->request.max_tokens) /* the last token comes without */
+		n = least(n, j->g->request.max_tokens - j->index - 1);
+	return n;
+}
+
+/* Gives the running ones drafts, as far as the budget and free blocks allow.  True where any has one. */
+static bool add_drafts(struct decode *d, size_t n)
+{
+	size_t total = 0, running = 0, able = 0, each;
+
+	for (size_t i = 0; i < n; i++) {
+		total += d->stepping[i]->rows;
+		running += d->stepping[i]->state == JOB_READY;
+		able += drafts_for(d, d->stepping[i]) > 0;
+	}
+	if (!able || able * 2 < running || !draft_wanted(&d->policy, running))
+		return false;
+	each = (d->w->max_rows - total) / able;
+	for (size_t i = 0; i < n; i++) {
+		struct job *j = d->stepping[i];
+		size_t more = least(drafts_for(d, j), each);
+
+		while (more && !kv_seq_reserve(&j->kv, d->w->pool, j->kv.length + 1 + more))
+			more--;
+		j->rows += more;
+	}
+	return each > 0;
+}
+
+static void fill(struct decode *d, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		struct job *j = d->stepping[i];
+
+		d->prompts[i] = j->state == JOB_PROMPT ? &j->at : NULL;
+		j->feed[0] = j->token;
+		d->w->segs[i] = d->prompts[i] ? prompt_segment(&j->at, j->rows, j->g->stream)
+			: (struct segment){ .kv = &j->kv, .tokens = j->feed, .rows = j->rows,
+				.stream = j->g->stream, .absorbed = true, .want_logits = j->rows };
+	}
+}
+
+/* ---- what comes of it ---- */
+
+/* Tokens from the rows of one choice, as long as the drafts were right; returns their number. */
+static size_t accept(struct decode *d, struct job *j, const struct segment *s)
+{
+	const struct config *c = &d->w->model->config;
+	size_t base = j->kv.length - j->rows, drafts = j->rows - 1;
+	struct group *g = j->g;
+	struct ds_err why;
+
+	g->done.mtp.drafted += drafts;
+	g->done.mtp.steps += drafts > 0;
+	for (size_t r = 0;; r++) {
+		struct sampled t;
+		bool right;
+		int rc = 0;
+
+		j->position++;
+		if (!work_sample(d->w, &g->request, j->choice, j->history, s->logits + r * c->vocab, s->argmax[r],
+			    s->lse[r], j->position, &t))
+			rc = work_not_finite(&g->request, &why);
+		else if (j->history)
+			rc = sample_history_add(j->history, t.id, &why);
+		if (rc) {
+			group_fail(d, g, &why);
+			return r;
+		}
+		right = r < drafts && t.id == j->feed[r + 1];
+		g->done.mtp.accepted += right;
+		d->accepted += right;
+		j->kv.length = base + r + 1; /* what wrong drafts left behind it is written over */
+		j->token = t.id;
+		draft_remember(d, j, s->hidden + r * c->hidden);
+		if (!emit(d, j, &t) || !right)
+			return r + 1;
+	}
+}
+
+static size_t accept_all(struct decode *d, size_t n, size_t *running)
+{
+	size_t tokens = 0;
+
+	*running = 0;
+	for (size_t i = 0; i < n; i++) {
+		struct job *j = d->stepping[i];
+
+		if (!j || d->prompts[i])
+			continue;
+		++*running;
+		d->drafted += j->rows - 1;
+		tokens += accept(d, j, &d->w->segs[i]);
+	}
+	return tokens;
+}
+
+/* Prompts that are done get their first tokens, and the cache of prefixes and the MTP layer what they need. */
+static int finish_prompts(struct decode *d, size_t n, struct ds_err *err)
+{
+	struct segment *segs = d->w->segs;
+	struct ds_err why;
+	int rc;
+
+	for (size_t i = 0; i < n; i++)
+		if (d->prompts[i] && segs[i].want_logits) {
+			struct group *g = d->stepping[i]->g;
+
+			if (prompt_first(d->w, &g->request, d->prompts[i], &segs[i], g->first, &why))
+				group_fail(d, g, &why);
+		}
+	rc = prompt_stepped(d->w, segs, d->prompts, n, err);
+	for (size_t i = 0; i < n && !rc; i++)
+		if (d->prompts[i] && segs[i].want_logits)
+			group_start(d, d->stepping[i], d->prompts[i]->hidden);
+	return rc;
+}
+
+static void time_step(struct decode *d, size_t running, bool drafted, size_t tokens, int64_t ns)
+{
+	double ratio;
+
+	if (draft_timed(&d->policy, running, drafted, tokens, ns, &ratio))
+		log_msg(LOG_WARN, "--mtp %zu does not pay with %zu requests in a step: %.2f times the speed without; off "
+			"for the next steps like this", d->o.drafts, running, ratio);
+}
+
+int decode_step(struct decode *d, bool *busy, struct ds_err *err)
+{
+	size_t n = choose(d), running, tokens, prompts = 0;
+	int64_t began = time_mono_ns();
+	bool drafted = d->o.drafts && add_drafts(d, n);
+	int rc = drafted ? draft(d, n, err) : 0;
+
+	*busy = n > 0;
+	if (!n || rc)
+		return rc;
+	fill(d, n);
+	for (size_t i = 0; i < n; i++)
+		prompts += d->prompts[i] != NULL;
+	rc = engine_step(d->w->engine, d->w->segs, n, err);
+	if (!rc)
+		rc = work_dumped(d->w, err);
+	if (rc)
+		return rc;
+	tokens = accept_all(d, n, &running);
+	if (d->o.drafts && running && !prompts)
+		time_step(d, running, drafted, tokens, time_mono_ns() - began);
+	rc = prompts ? finish_prompts(d, n, err) : 0;
+	memset(d->stepping, 0, n * sizeof(*d->stepping));
+	return rc;
+}

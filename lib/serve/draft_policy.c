@@ -1,0 +1,80 @@
+#include "serve/draft_policy.h"
+
+enum {
+	FIRST_DRAFTED = 4, FIRST_PLAIN = 3, /* steps of either kind before anything is known; the first is not counted */
+	PERIOD = 64,        /* steps from one pair of plain steps to the next */
+	PLAIN = 2,
+	JUDGED = 24,        /* steps with drafts before a verdict */
+	OFF = 1000,         /* steps without after one */
+};
+
+static size_t class_of(size_t n)
+{
+	size_t c = 0;
+
+	for (; n > 1 && c + 1 < DRAFT_CLASSES; n /= 2)
+		c++;
+	return c;
+}
+
+bool draft_wanted(const struct draft_policy *p, size_t n)
+{
+	const struct draft_class *c = &p->c[class_of(n)];
+
+	if (c->off && !p->always)
+		return false;
+	if (c->steps < FIRST_DRAFTED)
+		return true;
+	return c->steps >= FIRST_DRAFTED + FIRST_PLAIN && c->steps % PERIOD >= PLAIN;
+}
+
+static void blend(double *mean, double v, uint64_t seen)
+{
+	*mean = seen ? *mean + (v - *mean) / (seen < 16 ? (double)seen + 1 : 16.0) : v;
+}
+
+bool draft_timed(struct draft_policy *p, size_t n, bool drafted, size_t tokens, int64_t ns, double *ratio)
+{
+	struct draft_class *c = &p->c[class_of(n)];
+
+	if (c->off && !drafted) {
+		if (--c->off == 0)
+			c->steps = c->drafted_steps = c->plain_steps = 0;
+		return false;
+	}
+	if (c->steps++ == 0)
+		return false; /* memory is touched for the first time */
+	if (!drafted) {
+		blend(&c->plain_ns, (double)ns, c->plain_steps++);
+		return false;
+	}
+	blend(&c->drafted_ns, (double)ns, c->drafted_steps);
+	blend(&c->gain, (double)tokens / (double)n, c->drafted_steps++);
+	c->total_steps++;
+	c->total_tokens += tokens;
+	c->total_requests += n;
+	c->total_ns += (double)ns;
+	if (!c->plain_steps || c->drafted_steps < JUDGED)
+		return false;
+	*ratio = c->gain * c->plain_ns / c->drafted_ns;
+	if (*ratio >= 1.0 || p->always)
+		return false;
+	c->off = OFF;
+	return true;
+}
+
+double draft_speedup(const struct draft_policy *p)
+{
+	double plain = 0.0, drafted = 0.0;
+
+	for (size_t i = 0; i < DRAFT_CLASSES; i++) {
+		const struct draft_class *c = &p->c[i];
+
+		if (c->plain_ns <= 0.0 || !c->total_requests)
+			continue;
+		/* steps without drafts that these tokens would have taken */
+		plain += c->plain_ns * (double)c->total_steps * (double)c->total_tokens / (double)c->total_requests;
+		drafted += c->total_ns;
+	}
+	return drafted > 0.0 ? plain / drafted : 0.0;
+}

@@ -1,0 +1,41 @@
+/*
+ * Whether speculation pays: steps with drafts and without are timed side by side, by how many requests share them.
+ *
+ * Of steps with n requests (classes: n = 1, 2 to 3, 4 to 7, ...) a step with drafts gives g tokens a request and takes
+ * t; one without takes p.  Speculation pays where g * p > t.  A few steps without drafts are taken now and then to know
+ * p.  Where it does not pay the class goes without, and is tried again after a while.  What is decided changes times
+ * only, never a token.
+ */
+#ifndef DS_SERVE_DRAFT_POLICY_H
+#define DS_SERVE_DRAFT_POLICY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { DRAFT_CLASSES = 13 };
+
+struct draft_class {
+	uint64_t steps;            /* since the class was last judged to go without, or ever */
+	uint64_t drafted_steps, plain_steps;
+	double drafted_ns, plain_ns; /* of a step, recent ones weigh more */
+	double gain;               /* tokens a request and step with drafts, in the same way */
+	uint64_t off;              /* steps that the class still goes without */
+	/* over the whole run, steps with drafts */
+	uint64_t total_steps, total_tokens, total_requests; /* requests: summed over the steps */
+	double total_ns;
+};
+
+struct draft_policy {
+	bool always;
+	struct draft_class c[DRAFT_CLASSES];
+};
+
+/* Whether the next step, of n requests, is one with drafts. */
+bool draft_wanted(const struct draft_policy *p, size_t n);
+/* Such a step took ns and gave `tokens` in all.  True where the class goes without from now on; *ratio: g * p / t. */
+bool draft_timed(struct draft_policy *p, size_t n, bool drafted, size_t tokens, int64_t ns, double *ratio);
+/* How many times as fast steps with drafts were as steps without would have been; 0: not measured. */
+double draft_speedup(const struct draft_policy *p);
+
+#endif
