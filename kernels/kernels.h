@@ -60,6 +60,7 @@ struct act {
 	size_t ld;
 	const void *data;   /* float / uint16_t / uint8_t */
 	const float *scale; /* ACT_F8: [rows, ceil(cols/128)] */
+	const void *wide;   /* ACT_F8: the codes once more as the stream's set multiplies them, or NULL */
 };
 
 /* Bytes of the buffer kern_pack needs (codes or bf16, then scales), 64-aligned. */

@@ -18,9 +18,19 @@ static inline size_t src_size(enum src src)
 	return src == SRC_F8 ? 1 : 2;
 }
 
+static inline bool src_plain(enum src src)
+{
+	return src == SRC_BF16;
+}
+
 static inline __attribute__((always_inline)) OPERAND op_load(const uint16_t *p)
 {
 	return _mm512_loadu_si512(p);
+}
+
+static inline __attribute__((always_inline)) void op_store(uint16_t *p, OPERAND w)
+{
+	_mm512_storeu_si512(p, w);
 }
 
 static inline __attribute__((always_inline)) VF op_dot(VF acc, OPERAND x, OPERAND w)
@@ -28,15 +38,19 @@ static inline __attribute__((always_inline)) VF op_dot(VF acc, OPERAND x, OPERAN
 	return _mm512_dpbf16_ps(acc, (__m512bh)x, (__m512bh)w);
 }
 
-/* 64 codes to bfloat16 by two tables of 128 bytes, for the halves of the magnitude. */
-static inline __attribute__((always_inline)) void op_f8(OPERAND *w, __m512i codes)
+/*
+ * 64 codes to bfloat16 by two tables of 128 bytes, for the halves of the magnitude.  Unpacking works by 16 bytes: w[0]
+ * has the first eight codes of each 16, w[1] the others.  Activations are converted by the same function, so that
+ * elements of the same column meet.
+ */
+static inline __attribute__((always_inline)) void op_f8(OPERAND *w, __m512i c)
 {
-	/* in this order of quadwords the unpacking below, which works by 16 bytes, leaves the elements in theirs */
-	const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-	__m512i c = _mm512_permutexvar_epi64(order, codes);
-	__m512i lo = _mm512_permutex2var_epi8(_mm512_load_si512(isa_e4m3_bf16[0]), c,
+	__m512i lo, hi;
+
+	__asm__("" : "+v"(c)); /* or the compiler loads it again for each use, twice the lines where it is not aligned */
+	lo = _mm512_permutex2var_epi8(_mm512_load_si512(isa_e4m3_bf16[0]), c,
 		_mm512_load_si512(isa_e4m3_bf16[0] + 64));
-	__m512i hi = _mm512_permutex2var_epi8(_mm512_load_si512(isa_e4m3_bf16[1]), c,
+	hi = _mm512_permutex2var_epi8(_mm512_load_si512(isa_e4m3_bf16[1]), c,
 		_mm512_load_si512(isa_e4m3_bf16[1] + 64));
 
 	/* hi | (c & 0x80) */
@@ -53,56 +67,52 @@ static inline __attribute__((always_inline)) void op_src(enum src src, OPERAND *
 		w[0] = _mm512_loadu_si512(p);
 }
 
-/* Either of codes or of bfloat16: as bfloat16, zeros up to a multiple of STEP. */
-static void pack(uint16_t *y, const void *x, bool f8, size_t n)
+/* Elements of n codes, zeros up to a multiple of 64. */
+void widen_avx512bf16(void *y, const uint8_t *codes, size_t n)
 {
-	const uint8_t *p = x;
-	size_t up = (n + STEP - 1) / STEP * STEP;
+	uint16_t *out = y;
 
-	if (!f8) {
-		memcpy(y, x, n * sizeof(*y));
-		memset(y + n, 0, (up - n) * sizeof(*y));
-		return;
-	}
-	for (; n >= 64; n -= 64, p += 64, y += 64) {
+	for (size_t i = 0; i < n; i += 64, out += 64) {
+		__mmask64 mask = n - i < 64 ? ((__mmask64)1 << (n - i)) - 1 : ~(__mmask64)0;
 		__m512i w[2];
 
-		op_f8(w, _mm512_loadu_si512(p));
-		_mm512_storeu_si512(y, w[0]);
-		_mm512_storeu_si512(y + 32, w[1]);
+		op_f8(w, _mm512_maskz_loadu_epi8(mask, codes + i));
+		_mm512_storeu_si512(out, w[0]);
+		_mm512_storeu_si512(out + 32, w[1]);
 	}
-	if (n) {
-		__m512i w[2];
-
-		op_f8(w, _mm512_maskz_loadu_epi8(((__mmask64)1 << n) - 1, p));
-		_mm512_storeu_si512(y, w[0]);
-		if (n > 32)
-			_mm512_storeu_si512(y + 32, w[1]);
-	}
-}
-
-static void pack_act(uint16_t *y, const struct act *x, size_t r, size_t k, size_t n)
-{
-	bool f8 = x->kind == ACT_F8;
-
-	pack(y, (const char *)x->data + (r * x->ld + k) * (f8 ? 1 : 2), f8, n);
 }
 
 static void pack_weight(uint16_t *y, const struct mat *w, size_t r, size_t k, size_t n, bool raw)
 {
-	pack(y, mat_at(w, r, k), raw, n);
+	const void *p = mat_at(w, r, k);
+
+	if (raw) {
+		widen_avx512bf16(y, p, n);
+		return;
+	}
+	memcpy(y, p, n * sizeof(*y));
+	memset(y + n, 0, ((n + STEP - 1) / STEP * STEP - n) * sizeof(*y));
 }
 
-enum { TILE_M = 6, TILE_N = 4, BLOCK_M = 3, BLOCK_N = 4, DIRECT_M = 4 };
-#define DIRECT_N 4, 4, 2, 2
-#define PACKED_ROW(M) PACKED(0, M, 4) PACKED(0, M, 1)
-#define BLOCK_ROW(M) PACKED(1, M, 4) PACKED(1, M, 1)
-#define DIRECT_ROWS(B, SRC) \
-	DIRECT(B, SRC, 1, 4) DIRECT(B, SRC, 2, 4) DIRECT(B, SRC, 3, 2) DIRECT(B, SRC, 4, 2) \
-	DIRECT(B, SRC, 1, 1) DIRECT(B, SRC, 2, 1) DIRECT(B, SRC, 3, 1) DIRECT(B, SRC, 4, 1)
+#define X_IN_PLACE 1
+static const uint16_t *act_elems(const struct act *x, size_t r)
+{
+	return (const uint16_t *)(x->kind == ACT_F8 ? x->wide : x->data) + r * x->ld;
+}
+
+enum { TILE_M = 6, TILE_N = 4, BLOCK_M = 3, BLOCK_N = 4, DIRECT_M = 6, STORE_M = 4 };
+#define DIRECT_N 4, 4, 2, 2, 2, 2
+#define DIRECT_ROW(B, SRC, STORE, M, N) DIRECT(B, SRC, STORE, M, N) DIRECT(B, SRC, STORE, M, 1)
+#define ELEMS_ROW(B, M, N) ELEMS(B, M, N) ELEMS(B, M, 1)
 #define TILE_LIST \
-	PACKED_ROW(1) PACKED_ROW(2) PACKED_ROW(3) PACKED_ROW(4) PACKED_ROW(5) PACKED_ROW(6) \
-	BLOCK_ROW(1) BLOCK_ROW(2) BLOCK_ROW(3) DIRECT_ROWS(0, SRC_BF16) DIRECT_ROWS(1, SRC_F8)
+	ELEMS_ROW(0, 1, 4) ELEMS_ROW(0, 2, 4) ELEMS_ROW(0, 3, 4) ELEMS_ROW(0, 4, 4) ELEMS_ROW(0, 5, 4) \
+	ELEMS_ROW(0, 6, 4) \
+	ELEMS_ROW(1, 1, 4) ELEMS_ROW(1, 2, 4) ELEMS_ROW(1, 3, 4) \
+	DIRECT_ROW(0, SRC_BF16, 0, 1, 4) DIRECT_ROW(0, SRC_BF16, 0, 2, 4) DIRECT_ROW(0, SRC_BF16, 0, 3, 2) \
+	DIRECT_ROW(0, SRC_BF16, 0, 4, 2) DIRECT_ROW(0, SRC_BF16, 0, 5, 2) DIRECT_ROW(0, SRC_BF16, 0, 6, 2) \
+	DIRECT_ROW(1, SRC_F8, 0, 1, 4) DIRECT_ROW(1, SRC_F8, 0, 2, 4) DIRECT_ROW(1, SRC_F8, 0, 3, 2) \
+	DIRECT_ROW(1, SRC_F8, 0, 4, 2) DIRECT_ROW(1, SRC_F8, 0, 5, 2) DIRECT_ROW(1, SRC_F8, 0, 6, 2) \
+	DIRECT_ROW(1, SRC_F8, 1, 4, 2)
 #include "kernels/cpu/gemm_tile.h"
 
 void gemm_avx512bf16(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_t n1)

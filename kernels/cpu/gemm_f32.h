@@ -15,9 +15,19 @@ static inline size_t src_size(enum src src)
 	return src == SRC_F8 ? 1 : src == SRC_BF16 ? 2 : 4;
 }
 
+static inline bool src_plain(enum src src)
+{
+	return src == SRC_F32;
+}
+
 static inline __attribute__((always_inline)) OPERAND op_load(const float *p)
 {
 	return v_load(p);
+}
+
+static inline __attribute__((always_inline)) void op_store(float *p, OPERAND w)
+{
+	v_store(p, w);
 }
 
 static inline __attribute__((always_inline)) VF op_dot(VF acc, OPERAND x, OPERAND w)
@@ -104,6 +114,7 @@ static void pack_weight(float *y, const struct mat *w, size_t r, size_t k, size_
 	pad(y, n);
 }
 
+#define X_IN_PLACE 0
 #include "kernels/cpu/gemm_tile.h"
 
 void SET(gemm)(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_t n1)

@@ -1,23 +1,27 @@
 /*
  * Matrix products in tiles, over what the including file defines:
  *
- *   ELEM, STEP        type of a packed element, elements in one operand
- *   OPERAND           a vector of STEP elements; op_load(const ELEM *)
+ *   ELEM, STEP        type of an element as it is multiplied, elements in one operand
+ *   OPERAND           a vector of STEP elements; op_load(const ELEM *), op_store(ELEM *, OPERAND)
  *   op_dot(acc, x, w) acc (VF) plus the products of two operands, lane by lane
- *   F8_UNITS          operands that op_f8 fills from STEP * F8_UNITS codes; F8_FACTOR: what its values lack
- *   SRC_LIST          weights that are read where they lie: SRC_F8 and others, op_src(src, OPERAND[], const uint8_t *)
- *   pack_act, pack_weight: a piece of a row as elements, padded with zeros to a multiple of STEP
- *   TILE_M, TILE_N    the tile of plain products, BLOCK_M, BLOCK_N: of those scaled by blocks; DIRECT_M
+ *   F8_UNITS          operands that STEP * F8_UNITS codes become, F8_FACTOR: what their values lack
+ *   SRC_LIST          weights that are taken from where they lie: SRC_F8 and others, op_src(src, OPERAND[], const
+ *                     uint8_t *) makes operands of them; SRC_NONE: those that are not
+ *   src_plain(src)    whether such weights lie there as elements
+ *   pack_weight       a piece of a row as elements, padded with zeros to whole units
+ *   X_IN_PLACE        activations lie there as elements: act_elems(act, row); else pack_act makes them
+ *   TILE_M, TILE_N    the tile of plain products, BLOCK_M, BLOCK_N: of those scaled by blocks
+ *   DIRECT_M, STORE_M rows of a tile that takes weights from where they lie: at most; if it leaves them behind
  *   SET(name)         the name of the product made
  *
  * The order of a sum, the same in every path: lane j of the accumulator of (row, weight row) takes the elements that
  * fall to it step by step; with blocks of scales the lanes of a block's 128 columns are summed from zero, then added as
  * fma(lane, s_x * s_w, acc).  In the end the lanes are summed by v_sum4's tree.  Nothing else is ever added, so that
- * neither the tile's shape nor its place matters; columns past the end are zeros up to a multiple of STEP in all paths.
+ * neither the tile's shape nor its place matters; columns past the end are zeros up to whole units in all paths.
  *
- * Few rows (DIRECT): weights are converted in registers on their way from memory.  Many: a panel of weights and one of
- * rows are packed into the desk, KC columns at a time, and all tiles of the panels are worked through; the accumulators
- * rest in the desk meanwhile.
+ * Weights are worked through in groups of GROUP rows, KC columns at a time.  The first tile of a group converts them in
+ * registers on their way from memory and, where more tiles follow, leaves them in the desk, that is in the first cache.
+ * Sums of more than KC columns rest in the desk meanwhile.
  */
 #include <string.h>
 
@@ -32,88 +36,104 @@
 
 enum {
 	PANEL_M = 64, PANEL_N = 64,
-	KC = 2048 / sizeof(ELEM),
+	GROUP = 4,
+	KC = 4096 / sizeof(ELEM),
 	LD = KC + 64 / sizeof(ELEM), /* not a power of two: rows must not fall on the same lines of the cache */
-	X_ELEMS = 327680 / sizeof(ELEM),
-	X_PIECE = 16384 / sizeof(ELEM),
+	LONGEST = 32768,             /* columns of a single row that are taken at once */
 	M_MOST = 8, N_MOST = 4,
-	AHEAD = 4096, /* bytes ahead to ask for, into the second cache: the first can wait for few lines at a time */
+	AHEAD = 8192, /* bytes ahead to ask for, into the second cache: the first can wait for few lines at a time */
 };
 
 struct desk {
-	ELEM x[X_ELEMS];                       /* rows: [PANEL_M, LD], or of all columns when few */
-	ELEM w[PANEL_N * LD];
+	ELEM w[GROUP * LD];
 	float spill[PANEL_M * PANEL_N * VL];
-	float s[PANEL_M * 64];                 /* s_x * s_w by row and block */
+	float s[PANEL_M * KC / FP8_BLOCK]; /* s_x * s_w by row and block */
+#if !X_IN_PLACE
+	ELEM x[PANEL_M * LD];
+#endif
 };
 _Static_assert(sizeof(struct desk) <= ISA_DESK, "the desk is too small");
-_Static_assert(X_ELEMS >= PANEL_M * LD && X_ELEMS / FP8_BLOCK <= PANEL_M * 64, "rows do not fit");
+_Static_assert(LONGEST <= PANEL_M * KC, "a long row does not fit");
 
+/* Columns [k, k + len) of some rows and weight rows, k a multiple of 128. */
 struct tile {
-	const ELEM *x;       /* [m, ldx] from column k on */
-	size_t ldx;
-	const ELEM *w;       /* [n, LD] from column k on; NULL when direct */
-	const struct gemm *g;
-	size_t row;          /* direct: first weight row */
-	const float *s;      /* [m, lds] by blocks from column k on, or NULL */
+	const ELEM *const *x; /* rows from column k on */
+	const uint8_t *p;     /* weights where they lie, ldp bytes from row to row; further on what follows them */
+	size_t ldp, jump, more, end;
+	const char *ahead;    /* where more tiles share the weights: what comes next, `lines` for each block to ask for */
+	size_t lines;
+	const ELEM *w;        /* weights as elements, whole blocks */
+	size_t ldw;
+	ELEM *buf;            /* [.., LD]: where weights are left; the rest of a row that is no whole block lies there, at
+	                       * its column modulo KC */
+	const float *s;       /* [m, lds] by blocks from column k on */
 	size_t lds;
-	size_t k, len;       /* columns [k, k + len), k a multiple of 128 */
-	float *spill;        /* [m, PANEL_N, VL] */
-	bool load, keep;     /* start from the spilled sums, leave them there */
-	float *y;            /* [m, ldy] */
+	size_t len;
+	float *spill;         /* [m, PANEL_N, VL] */
+	bool load, keep;      /* start from the spilled sums, leave them there */
+	float *y;             /* [m, ldy] */
+	size_t ldy;
+	bool round;
 };
 
-INLINE void step_packed(const size_t M, const size_t N, VF (*acc)[N_MOST], const ELEM *x, size_t ldx,
+/* Steps over n columns. */
+INLINE size_t steps_of(size_t n, const bool blocks)
+{
+	const size_t units = blocks ? F8_UNITS : 1;
+
+	return (n + STEP * units - 1) / (STEP * units) * units;
+}
+
+INLINE void step(const size_t M, const size_t N, VF (*acc)[N_MOST], const ELEM *const *x, size_t k, const OPERAND *w,
+	const size_t units)
+{
+	UNROLL for (size_t m = 0; m < M; m++) {
+		OPERAND xv = op_load(x[m] + k);
+
+		UNROLL for (size_t n = 0; n < N; n++)
+			acc[m][n] = op_dot(acc[m][n], xv, w[n * units]);
+	}
+}
+
+INLINE void step_elems(const size_t M, const size_t N, VF (*acc)[N_MOST], const ELEM *const *x, size_t k,
 	const ELEM *w, size_t ldw)
 {
-	OPERAND wv[N_MOST], xv;
+	OPERAND wv[N_MOST];
 
 	UNROLL for (size_t n = 0; n < N; n++)
 		wv[n] = op_load(w + n * ldw);
-	UNROLL for (size_t m = 0; m < M; m++) {
-		xv = op_load(x + m * ldx);
-		UNROLL for (size_t n = 0; n < N; n++)
-			acc[m][n] = op_dot(acc[m][n], xv, wv[n]);
-	}
+	step(M, N, acc, x, k, wv, 1);
 }
 
-INLINE void steps_packed(const size_t M, const size_t N, VF (*acc)[N_MOST], const ELEM *x, size_t ldx,
-	const ELEM *w, size_t ldw, size_t steps)
+/* One whole block of 128 columns, the weights taken from where they lie and left in buf if asked. */
+INLINE void block_direct(const size_t M, const size_t N, const enum src src, const bool store, VF (*acc)[N_MOST],
+	const ELEM *const *x, const struct tile *t, size_t k)
 {
-	for (size_t i = 0; i < steps; i++)
-		step_packed(M, N, acc, x + i * STEP, ldx, w + i * STEP, ldw);
-}
+	const size_t units = src == SRC_F8 ? F8_UNITS : 1, size = src_size(src), at = k * size;
+	const uint8_t *p = t->p + at;
+	const uint8_t *next = p + N * t->jump + (at + t->more < t->end ? t->more : t->more - t->end + N * t->ldp);
 
-/* The same for a whole block. */
-INLINE void block_packed(const size_t M, const size_t N, VF (*acc)[N_MOST], const ELEM *x, size_t ldx,
-	const ELEM *w, size_t ldw)
-{
-	UNROLL for (size_t i = 0; i < FP8_BLOCK / STEP; i++)
-		step_packed(M, N, acc, x + i * STEP, ldx, w + i * STEP, ldw);
-}
-
-/* One whole block of 128 columns, the weights taken from memory; `ahead` bytes further lies what is wanted next. */
-INLINE void steps_direct(const size_t M, const size_t N, const enum src src, VF (*acc)[N_MOST], const ELEM *x,
-	size_t ldx, const uint8_t *p, size_t ldp, size_t ahead)
-{
-	const size_t units = src == SRC_F8 ? F8_UNITS : 1, bytes = FP8_BLOCK * src_size(src);
-
-	UNROLL for (size_t n = 0; n < N; n++)
-		UNROLL for (size_t i = 0; i < bytes; i += 64)
-			_mm_prefetch((const char *)p + n * ldp + ahead + i, _MM_HINT_T1);
+	UNROLL for (size_t n = 0; n < N && !store; n++)
+		UNROLL for (size_t i = 0; i < FP8_BLOCK * size; i += 64)
+			_mm_prefetch((const char *)next + n * t->ldp + i, _MM_HINT_T1);
 	UNROLL for (size_t i = 0; i < FP8_BLOCK / STEP; i += units) {
-		OPERAND wv[N_MOST][F8_UNITS];
+		OPERAND wv[N_MOST * F8_UNITS];
 
-		UNROLL for (size_t n = 0; n < N; n++)
-			op_src(src, wv[n], p + n * ldp + i * STEP * src_size(src));
+		UNROLL for (size_t n = 0; n < N; n++) {
+			op_src(src, wv + n * units, p + n * t->ldp + i * STEP * size);
+			UNROLL for (size_t u = 0; u < units && store; u++)
+				op_store(t->buf + n * LD + k + (i + u) * STEP, wv[n * units + u]);
+		}
 		UNROLL for (size_t u = 0; u < units; u++)
-			UNROLL for (size_t m = 0; m < M; m++) {
-				OPERAND xv = op_load(x + m * ldx + (i + u) * STEP);
-
-				UNROLL for (size_t n = 0; n < N; n++)
-					acc[m][n] = op_dot(acc[m][n], xv, wv[n][u]);
-			}
+			step(M, N, acc, x, k + (i + u) * STEP, wv + u, units);
 	}
+}
+
+INLINE void block_elems(const size_t M, const size_t N, VF (*acc)[N_MOST], const ELEM *const *x, const struct tile *t,
+	size_t k)
+{
+	UNROLL for (size_t i = 0; i < FP8_BLOCK; i += STEP)
+		step_elems(M, N, acc, x, k + i, t->w + k + i, t->ldw);
 }
 
 INLINE void scale_block(const size_t M, const size_t N, VF (*acc)[N_MOST], VF (*dot)[N_MOST], const float *s,
@@ -126,6 +146,16 @@ INLINE void scale_block(const size_t M, const size_t N, VF (*acc)[N_MOST], VF (*
 		}
 }
 
+INLINE __m128 round4(__m128 v)
+{
+	__m128i u = _mm_castps_si128(v), odd = _mm_and_si128(_mm_srli_epi32(u, 16), _mm_set1_epi32(1));
+	__m128i r = _mm_add_epi32(u, _mm_add_epi32(odd, _mm_set1_epi32(0x7fff)));
+	__m128i nan = _mm_castps_si128(_mm_cmpunord_ps(v, v));
+
+	r = _mm_blendv_epi8(r, _mm_or_si128(u, _mm_set1_epi32(0x400000)), nan);
+	return _mm_castsi128_ps(_mm_and_si128(r, _mm_set1_epi32((int)0xffff0000)));
+}
+
 INLINE void finish(const size_t M, const size_t N, VF (*acc)[N_MOST], const struct tile *t)
 {
 	if (t->keep) {
@@ -134,13 +164,25 @@ INLINE void finish(const size_t M, const size_t N, VF (*acc)[N_MOST], const stru
 				v_store(t->spill + (m * PANEL_N + n) * VL, acc[m][n]);
 		return;
 	}
-	UNROLL for (size_t m = 0; m < M; m++) {
-		float sum[4];
+	UNROLL for (size_t i = 0; i < M * N; i += 4) {
+		VF z = v_zero();
+		__m128 sum = v_sum4(acc[i / N][i % N], i + 1 < M * N ? acc[(i + 1) / N][(i + 1) % N] : z,
+			i + 2 < M * N ? acc[(i + 2) / N][(i + 2) % N] : z,
+			i + 3 < M * N ? acc[(i + 3) / N][(i + 3) % N] : z);
+		float *y = t->y + i / N * t->ldy + i % N;
 
-		_mm_storeu_ps(sum, v_sum4(acc[m][0], N > 1 ? acc[m][1] : v_zero(), N > 2 ? acc[m][2] : v_zero(),
-			N > 3 ? acc[m][3] : v_zero()));
-		for (size_t n = 0; n < N; n++)
-			t->y[m * t->g->ldy + n] = t->g->round ? round_bf16(sum[n]) : sum[n];
+		if (t->round)
+			sum = round4(sum);
+		if (N == 4) {
+			_mm_storeu_ps(y, sum);
+		} else if (N == 2) {
+			_mm_storel_pi((__m64 *)(void *)y, sum);
+			if (i + 2 < M * N)
+				_mm_storeh_pi((__m64 *)(void *)(y + t->ldy), sum);
+		} else {
+			for (size_t j = 0; j < 4 && i + j < M; j++, sum = _mm_shuffle_ps(sum, sum, 0x39))
+				_mm_store_ss(y + j * t->ldy, sum);
+		}
 	}
 }
 
@@ -154,55 +196,31 @@ INLINE void start(const size_t M, const size_t N, VF (*acc)[N_MOST], VF (*dot)[N
 		}
 }
 
-INLINE void tile_packed(const size_t M, const size_t N, const bool blocks, const struct tile *t)
+/* src SRC_NONE: of elements. */
+INLINE void tile(const size_t M, const size_t N, const bool blocks, const enum src src, const bool store,
+	const struct tile *t)
 {
 	VF acc[M_MOST][N_MOST], dot[M_MOST][N_MOST];
-	size_t b = 0;
-
-	start(M, N, acc, dot, t);
-	if (!blocks) {
-		steps_packed(M, N, acc, t->x, t->ldx, t->w, LD, (t->len + STEP - 1) / STEP);
-		finish(M, N, acc, t);
-		return;
-	}
-	for (; (b + 1) * FP8_BLOCK <= t->len; b++) {
-		block_packed(M, N, dot, t->x + b * FP8_BLOCK, t->ldx, t->w + b * FP8_BLOCK, LD);
-		scale_block(M, N, acc, dot, t->s + b, t->lds);
-	}
-	if (b * FP8_BLOCK < t->len) {
-		steps_packed(M, N, dot, t->x + b * FP8_BLOCK, t->ldx, t->w + b * FP8_BLOCK, LD,
-			(t->len - b * FP8_BLOCK + STEP - 1) / STEP);
-		scale_block(M, N, acc, dot, t->s + b, t->lds);
-	}
-	finish(M, N, acc, t);
-}
-
-INLINE void tile_direct(const size_t M, const size_t N, const bool blocks, const enum src src, const struct tile *t)
-{
-	const struct mat *w = t->g->w;
-	const size_t ldp = w->ld * src_size(src), end = t->len * src_size(src);
-	/* AHEAD bytes on, where the tiles that follow take up the same columns of the next rows */
-	const size_t jump = AHEAD / end * N * ldp, more = AHEAD % end;
-	const uint8_t *p = mat_at(w, t->row, t->k);
-	VF acc[M_MOST][N_MOST], dot[M_MOST][N_MOST];
+	const ELEM *x[M_MOST];
+	const char *ahead = t->ahead;
 	size_t k = 0;
 
+	UNROLL for (size_t m = 0; m < M; m++)
+		x[m] = t->x[m];
 	start(M, N, acc, dot, t);
-	for (; k + FP8_BLOCK <= t->len && src != SRC_NONE; k += FP8_BLOCK) {
-		size_t at = k * src_size(src);
-
-		steps_direct(M, N, src, blocks ? dot : acc, t->x + k, t->ldx, p + at, ldp,
-			jump + (at + more < end ? more : more - end + N * ldp));
+	for (; k + FP8_BLOCK <= t->len; k += FP8_BLOCK) {
+		for (size_t i = 0; i < t->lines && (store || src == SRC_NONE); i++, ahead += 64)
+			_mm_prefetch(ahead, _MM_HINT_T1);
+		if (src == SRC_NONE)
+			block_elems(M, N, blocks ? dot : acc, x, t, k);
+		else
+			block_direct(M, N, src, store, blocks ? dot : acc, x, t, k);
 		if (blocks)
 			scale_block(M, N, acc, dot, t->s + k / FP8_BLOCK, t->lds);
 	}
-	for (; k < t->len; k += FP8_BLOCK) {
-		size_t n = t->len - k < FP8_BLOCK ? t->len - k : FP8_BLOCK;
-		ELEM buf[N_MOST * FP8_BLOCK] __attribute__((aligned(64)));
-
-		for (size_t i = 0; i < N; i++)
-			pack_weight(buf + i * FP8_BLOCK, w, t->row + i, t->k + k, n, blocks);
-		steps_packed(M, N, blocks ? dot : acc, t->x + k, t->ldx, buf, FP8_BLOCK, (n + STEP - 1) / STEP);
+	if (k < t->len) {
+		for (size_t i = 0; i < steps_of(t->len - k, blocks); i++)
+			step_elems(M, N, blocks ? dot : acc, x, k + i * STEP, t->buf + k % KC + i * STEP, LD);
 		if (blocks)
 			scale_block(M, N, acc, dot, t->s + k / FP8_BLOCK, t->lds);
 	}
@@ -213,151 +231,183 @@ typedef void tile_fn(const struct tile *t);
 
 /* ---- the tiles, by number of rows ---- */
 
-#define PACKED(B, M, N) static void packed_##B##_##M##_##N(const struct tile *t) { tile_packed(M, N, B, t); }
-#define DIRECT(B, SRC, M, N) static void direct_##B##_##SRC##_##M##_##N(const struct tile *t) \
-	{ tile_direct(M, N, B, SRC, t); }
+#define ELEMS(B, M, N) static void elems_##B##_##M##_##N(const struct tile *t) { tile(M, N, B, SRC_NONE, false, t); }
+#define DIRECT(B, SRC, STORE, M, N) static void direct_##B##_##SRC##_##STORE##_##M##_##N(const struct tile *t) \
+	{ tile(M, N, B, SRC, STORE, t); }
 TILE_LIST
-#undef PACKED
+#undef ELEMS
 #undef DIRECT
-#define PACKED(B, M, N) [B][M - 1][N == 1] = packed_##B##_##M##_##N,
-#define DIRECT(B, SRC, M, N)
-static tile_fn *const packed[2][M_MOST][2] = { TILE_LIST };
-#undef PACKED
+#define ELEMS(B, M, N) [B][M - 1][N == 1] = elems_##B##_##M##_##N,
+#define DIRECT(B, SRC, STORE, M, N)
+static tile_fn *const elems[2][M_MOST][2] = { TILE_LIST };
+#undef ELEMS
 #undef DIRECT
-#define PACKED(B, M, N)
-#define DIRECT(B, SRC, M, N) [B][SRC][M - 1][N == 1] = direct_##B##_##SRC##_##M##_##N,
-static tile_fn *const direct[2][SRC_COUNT][M_MOST][2] = { TILE_LIST };
+#define ELEMS(B, M, N)
+#define DIRECT(B, SRC, STORE, M, N) [SRC][STORE][M - 1][N == 1] = direct_##B##_##SRC##_##STORE##_##M##_##N,
+static tile_fn *const direct[SRC_COUNT][2][M_MOST][2] = { TILE_LIST };
 
-/* s_x * s_w of rows [m0, m0 + m) and weight row n, for the blocks of columns [k, k + len). */
-static void scales(float *s, size_t lds, const struct gemm *g, size_t m0, size_t m, size_t n, size_t k, size_t len)
+/* ---- panels ---- */
+
+/* A product's rows [m0, m0 + m) and weight rows [n0, n0 + n), at most PANEL_M and PANEL_N, with one row of scales. */
+struct panel {
+	const struct gemm *g;
+	bool blocks;
+	enum src src;
+	size_t m0, m, n0, n;
+	size_t k, len;    /* the columns in work */
+	size_t lines, at; /* look_ahead */
+	const ELEM *x[PANEL_M];
+	struct tile t;
+};
+
+/* Rows of the next tile when `left` are left: as even as they can be. */
+static size_t height(size_t left, size_t most)
 {
-	for (size_t i = 0; i < m; i++)
-		for (size_t b = 0; b * FP8_BLOCK < len; b++)
-			s[i * lds + b] = act_scale(g->x, act_row(g, m0 + i), k + b * FP8_BLOCK) *
-			                 mat_scale(g->w, n, k + b * FP8_BLOCK) * F8_FACTOR;
+	size_t tiles = (left + most - 1) / most;
+
+	return (left + tiles - 1) / tiles;
 }
 
-/* Last weight row + 1 of a run from n on that has one row of scale blocks. */
-static size_t run_end(const struct mat *w, size_t n, size_t n1, bool blocks)
+/* Has a tile ask for its part of the group's successor: `lines` for each block from line `at` on. */
+static void look_ahead(struct panel *p, size_t n, size_t at)
 {
-	size_t left = FP8_BLOCK - (w->row0 + n) % FP8_BLOCK;
+	struct tile *t = &p->t;
+	size_t byte = at * 64;
 
-	return blocks && n1 - n > left ? n + left : n1;
+	t->lines = byte < GROUP * t->end ? p->lines : 0;
+	if (t->lines)
+		t->ahead = (const char *)mat_at(p->g->w, p->n0 + n, p->k) + (GROUP + byte / t->end) * t->ldp + byte % t->end;
 }
 
-/* Elements from row to row when few rows are packed whole: a multiple of 128, so of STEP; not of the cache's ways. */
-static size_t few_ld(size_t cols)
+/* Tiles of rows [m, m + M) and of weight rows [n, n + count) of the panel. */
+static void tiles(struct panel *p, size_t m, size_t n, size_t count, size_t N, tile_fn *const *fn)
 {
-	return (cols + FP8_BLOCK - 1) / FP8_BLOCK * FP8_BLOCK + FP8_BLOCK;
-}
+	const struct gemm *g = p->g;
+	struct tile *t = &p->t;
+	struct desk *d = isa_desk;
+	const bool plain = src_plain(p->src);
+	const size_t wide = count < N ? 1 : N;
 
-/* Weight rows [n, end) against the few packed rows, over the columns of t. */
-static void few_tiles(struct tile *t, size_t m0, size_t m, size_t n, size_t end, tile_fn *const *fn)
-{
-	static const uint8_t wide[] = { DIRECT_N };
-	const size_t N = wide[m - 1], first = n;
-
-	while (n < end) {
-		bool one = end - n < N || N == 1;
-
-		t->row = n;
-		t->y = t->g->y + m0 * t->g->ldy + n;
-		if (t->load || t->keep)
-			t->spill = ((struct desk *)isa_desk)->spill + (n - first) * VL;
-		fn[one](t);
-		n += one ? 1 : N;
+	t->x = p->x + m;
+	t->s = d->s + m * t->lds;
+	for (size_t j = 0; j < count; j += wide) {
+		t->p = mat_at(g->w, p->n0 + n + j, p->k);
+		t->buf = d->w + j * LD;
+		t->w = plain ? (const ELEM *)(const void *)t->p : t->buf;
+		t->spill = d->spill + (m * PANEL_N + n + j) * VL;
+		t->y = g->y + (p->m0 + m) * g->ldy + p->n0 + n + j;
+		look_ahead(p, n, p->at);
+		p->at += p->lines * (t->len / FP8_BLOCK);
+		fn[wide == 1](t);
 	}
 }
 
-static void few_rows(const struct gemm *g, size_t m0, size_t m, size_t n0, size_t n1, bool blocks, enum src src)
+/* Makes elements of those weights that no tile takes from where they lie. */
+static void prepare(const struct panel *p, size_t n, size_t count)
 {
 	struct desk *d = isa_desk;
-	const size_t cols = g->w->cols, ld = few_ld(cols);
-	/* columns whose elements stay in the first cache while weight rows pass by; one row comes fast enough anyhow */
-	const size_t piece = m == 1 || cols <= X_PIECE / m ? cols : X_PIECE / m / FP8_BLOCK * FP8_BLOCK;
-	struct tile t = { .ldx = ld, .g = g, .lds = ld / FP8_BLOCK };
+	size_t k = p->src == SRC_NONE ? 0 : p->len / FP8_BLOCK * FP8_BLOCK;
 
-	for (size_t i = 0; i < m; i++)
-		pack_act(d->x + i * ld, g->x, act_row(g, m0 + i), 0, cols);
-	for (size_t n = n0; n < n1;) {
-		size_t end = run_end(g->w, n, n1, blocks);
+	for (size_t j = 0; j < count && k < p->len; j++)
+		pack_weight(d->w + j * LD + k % KC, p->g->w, p->n0 + n + j, p->k + k, p->len - k, p->blocks);
+}
 
-		if (piece < cols && end - n > PANEL_N)
-			end = n + PANEL_N;
-		if (blocks)
-			scales(d->s, t.lds, g, m0, m, n, 0, cols);
-		for (size_t k = 0; k < cols; k += piece) {
-			t.k = k;
-			t.len = cols - k < piece ? cols - k : piece;
-			t.x = d->x + k;
-			t.s = d->s + k / FP8_BLOCK;
-			t.load = k > 0;
-			t.keep = cols - k > piece;
-			few_tiles(&t, m0, m, n, end, direct[blocks][src][m - 1]);
-		}
-		n = end;
+/* All rows against `count` weight rows. */
+static void group(struct panel *p, size_t n, size_t count)
+{
+	static const uint8_t direct_n[] = { DIRECT_N };
+	const size_t M = p->blocks ? BLOCK_M : TILE_M, N = p->blocks ? BLOCK_N : TILE_N;
+	const bool many = p->m > DIRECT_M;
+	size_t m = 0;
+
+	prepare(p, n, count);
+	p->at = 0;
+	if (p->src != SRC_NONE && !(many && src_plain(p->src))) {
+		m = many ? STORE_M : p->m;
+		tiles(p, 0, n, count, direct_n[m - 1], direct[p->src][many][m - 1]);
+	}
+	for (size_t high; m < p->m; m += high) {
+		high = height(p->m - m, M);
+		tiles(p, m, n, count, N, elems[p->blocks][high - 1]);
 	}
 }
 
-/* All tiles of the packed panels: rows m0.., weight rows n0... */
-static void all_tiles(const struct tile *panel, size_t m0, size_t m, size_t n0, size_t n, bool blocks)
+/* s_x * s_w of the panel's rows, for the blocks of columns [k, k + len). */
+static void scales(const struct panel *p, float *s, size_t lds)
 {
-	const size_t M = blocks ? BLOCK_M : TILE_M, N = blocks ? BLOCK_N : TILE_N;
-	struct tile t = *panel;
+	for (size_t i = 0; i < p->m; i++)
+		for (size_t b = 0; b * FP8_BLOCK < p->len; b++)
+			s[i * lds + b] = act_scale(p->g->x, act_row(p->g, p->m0 + i), p->k + b * FP8_BLOCK) *
+			                 mat_scale(p->g->w, p->n0, p->k + b * FP8_BLOCK) * F8_FACTOR;
+}
 
-	/* the rows of a tile stay in the first cache while the weights pass by */
-	for (size_t i = 0; i < m; i += M) {
-		tile_fn *const *fn = packed[blocks][(m - i < M ? m - i : M) - 1];
+/* The panel's rows as elements, from column k on. */
+static void rows_of(struct panel *p)
+{
+	for (size_t i = 0; i < p->m; i++) {
+#if X_IN_PLACE
+		p->x[i] = act_elems(p->g->x, act_row(p->g, p->m0 + i)) + p->k;
+#else
+		ELEM *x = ((struct desk *)isa_desk)->x + i * LD;
 
-		t.x = panel->x + i * LD;
-		t.s = panel->s + i * t.lds;
-		for (size_t j = 0, one; j < n; j += one ? 1 : N) {
-			one = n - j < N;
-			t.w = panel->w + j * LD;
-			t.spill = panel->spill + (i * PANEL_N + j) * VL;
-			t.y = t.g->y + (m0 + i) * t.g->ldy + n0 + j;
-			fn[one](&t);
-		}
+		pack_act(x, p->g->x, act_row(p->g, p->m0 + i), p->k, p->len);
+		p->x[i] = x;
+#endif
 	}
 }
 
-static void many_rows(const struct gemm *g, size_t m0, size_t m, size_t n0, size_t n, bool blocks)
+/* Lines that each block of each tile has to ask for, so that all of the next group are by the end of one. */
+static size_t lines_of(const struct panel *p)
 {
+	const size_t M = p->blocks ? BLOCK_M : TILE_M, N = p->blocks ? BLOCK_N : TILE_N;
+	size_t blocks = (p->m + M - 1) / M * (GROUP / N) * (p->len / FP8_BLOCK);
+
+	return blocks ? (GROUP * p->t.end / 64 + blocks - 1) / blocks : 0;
+}
+
+static void panel(struct panel *p, size_t piece)
+{
+	const size_t cols = p->g->w->cols;
 	struct desk *d = isa_desk;
-	struct tile t = { .x = d->x, .ldx = LD, .w = d->w, .g = g, .s = d->s, .lds = KC / FP8_BLOCK,
-		.spill = d->spill };
+	struct tile *t = &p->t;
 
-	for (size_t k = 0; k == 0 || k < g->w->cols; k += KC) {
-		t.k = k;
-		t.len = g->w->cols - k < KC ? g->w->cols - k : KC;
-		t.load = k > 0;
-		t.keep = g->w->cols - k > KC;
-		for (size_t i = 0; i < m; i++)
-			pack_act(d->x + i * LD, g->x, act_row(g, m0 + i), k, t.len);
-		for (size_t j = 0; j < n; j++)
-			pack_weight(d->w + j * LD, g->w, n0 + j, k, t.len, blocks);
-		if (blocks)
-			scales(d->s, t.lds, g, m0, m, n0, k, t.len);
-		all_tiles(&t, m0, m, n0, n, blocks);
+	for (p->k = 0; p->k == 0 || p->k < cols; p->k += piece) {
+		p->len = cols - p->k < piece ? cols - p->k : piece;
+		t->len = p->len;
+		t->load = p->k > 0;
+		t->keep = cols - p->k > piece;
+		t->lds = (p->len + FP8_BLOCK - 1) / FP8_BLOCK;
+		/* AHEAD bytes on, where the tiles that follow take up the same columns of the next rows */
+		t->end = p->len * src_size(p->src);
+		t->more = t->end ? AHEAD % t->end : 0;
+		t->jump = t->end ? AHEAD / t->end * t->ldp : 0;
+		p->lines = lines_of(p);
+		rows_of(p);
+		if (p->blocks)
+			scales(p, d->s, t->lds);
+		for (size_t n = 0, count; n < p->n; n += count) {
+			count = p->n - n < GROUP ? 1 : GROUP;
+			group(p, n, count);
+		}
 	}
 }
 
 static void product(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_t n1, bool blocks, enum src src)
 {
-	for (size_t m = m0; m < m1; m += PANEL_M) {
-		size_t rows = m1 - m < PANEL_M ? m1 - m : PANEL_M;
+	struct panel p = { .g = g, .blocks = blocks, .src = src, .t = { .ldp = g->w->ld * src_size(src),
+		.ldw = src_plain(src) ? g->w->ld : LD, .ldy = g->ldy, .round = g->round } };
 
-		if (rows <= DIRECT_M && g->w->cols && rows * few_ld(g->w->cols) <= X_ELEMS) {
-			few_rows(g, m, rows, n0, n1, blocks, src);
-			continue;
-		}
-		for (size_t n = n0; n < n1;) {
-			size_t end = run_end(g->w, n, n1, blocks);
+	for (p.m0 = m0; p.m0 < m1; p.m0 += PANEL_M) {
+		p.m = m1 - p.m0 < PANEL_M ? m1 - p.m0 : PANEL_M;
+		for (p.n0 = n0; p.n0 < n1; p.n0 += p.n) {
+			/* one row has its columns in the first cache anyhow */
+			size_t piece = p.m == 1 && src != SRC_NONE && g->w->cols <= LONGEST ? LONGEST : KC;
+			size_t left = FP8_BLOCK - (g->w->row0 + p.n0) % FP8_BLOCK;
 
-			if (end - n > PANEL_N)
-				end = n + PANEL_N;
-			many_rows(g, m, rows, n, end - n, blocks);
-			n = end;
+			p.n = n1 - p.n0 < PANEL_N ? n1 - p.n0 : PANEL_N;
+			if (blocks && p.n > left)
+				p.n = left;
+			panel(&p, piece);
 		}
 	}
 }

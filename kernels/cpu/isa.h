@@ -19,6 +19,8 @@ struct isa {
 	void (*pack_bf16)(uint16_t *y, const float *x, size_t n);
 	/* one row each; quant pads nothing */
 	void (*quant)(uint8_t *codes, float *scales, const float *x, size_t cols, bool ue8m0);
+	/* n codes as the set's products take them, two bytes each, in groups of 64: act.wide; NULL: they take codes */
+	void (*widen)(void *y, const uint8_t *codes, size_t n);
 	void (*round)(float *x, size_t n);
 	void (*rmsnorm)(float *y, const float *x, const struct mat *w, float eps, size_t cols, bool round);
 	void (*swiglu)(float *y, const float *g, const float *u, size_t cols, bool round);
@@ -56,6 +58,7 @@ extern _Thread_local void *isa_desk;
 ISA_ROWS(avx2);
 ISA_ROWS(avx512);
 void gemm_avx512bf16(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_t n1);
+void widen_avx512bf16(void *y, const uint8_t *codes, size_t n);
 
 /* The set of a stream. */
 const struct isa *kern_isa(const struct kern_stream *s);

@@ -37,6 +37,12 @@ static size_t packed_ld(size_t cols)
 	return round_up(cols, FP8_BLOCK);
 }
 
+/* Codes, scales, wide codes. */
+static size_t scales_at(size_t rows, size_t ld)
+{
+	return round_up(rows * ld, 64);
+}
+
 size_t kern_pack_bytes(enum act_kind kind, size_t rows, size_t cols)
 {
 	size_t ld = packed_ld(cols);
@@ -45,7 +51,8 @@ size_t kern_pack_bytes(enum act_kind kind, size_t rows, size_t cols)
 	case ACT_BF16:
 		return rows * ld * sizeof(uint16_t);
 	case ACT_F8:
-		return round_up(rows * ld + rows * (ld / FP8_BLOCK) * sizeof(float), 64);
+		return scales_at(rows, ld) + round_up(rows * (ld / FP8_BLOCK) * sizeof(float), 64) +
+		       rows * ld * sizeof(uint16_t);
 	default:
 		return 0;
 	}
@@ -56,7 +63,7 @@ struct pack_job {
 	struct split split;
 	const float *x;
 	size_t ldx, cols, ld;
-	uint16_t *bf16;
+	uint16_t *bf16, *wide;
 	uint8_t *codes;
 	float *scales;
 	bool ue8m0;
@@ -77,6 +84,8 @@ static void pack_rows(void *arg, size_t item, int worker)
 		} else {
 			j->isa->quant(j->codes + r * j->ld, j->scales + r * blocks, x, j->cols, j->ue8m0);
 			memset(j->codes + r * j->ld + j->cols, 0, j->ld - j->cols);
+			if (j->wide)
+				j->isa->widen(j->wide + r * j->ld, j->codes + r * j->ld, j->ld);
 		}
 	}
 }
@@ -99,8 +108,12 @@ void kern_pack(struct kern_stream *s, enum act_kind kind, bool ue8m0, const floa
 		break;
 	case ACT_F8:
 		j.codes = buf;
-		j.scales = (float *)(void *)((char *)buf + rows * ld); /* ld is a multiple of 128 */
+		j.scales = (float *)(void *)((char *)buf + scales_at(rows, ld));
 		a->scale = j.scales;
+		if (s->isa->widen)
+			j.wide = (uint16_t *)(void *)((char *)buf + scales_at(rows, ld) +
+				round_up(rows * (ld / FP8_BLOCK) * sizeof(float), 64));
+		a->wide = j.wide;
 		break;
 	}
 	pool_run(&s->pool, split_items(j.split), pack_rows, &j);

@@ -8,4 +8,5 @@
 
 const struct isa isa_avx2 = { .name = "avx2", .gemm = gemm_avx2, ROWS(avx2), ATTN(avx2) };
 const struct isa isa_avx512 = { .name = "avx512", .gemm = gemm_avx512, ROWS(avx512), ATTN(avx512) };
-const struct isa isa_avx512bf16 = { .name = "avx512bf16", .gemm = gemm_avx512bf16, ROWS(avx512), ATTN(avx512bf16) };
+const struct isa isa_avx512bf16 = { .name = "avx512bf16", .gemm = gemm_avx512bf16, .widen = widen_avx512bf16,
+	ROWS(avx512), ATTN(avx512bf16) };
