@@ -1,4 +1,4 @@
-/* ds-model: looks at, verifies and makes checkpoints. */
+/* ds-model: looks at, verifies, makes and quantises checkpoints; measures the machine that is to run them. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,19 +7,21 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/opt.h"
+#include "engine/machine.h"
 #include "model/checkpoint.h"
 #include "model/make.h"
 #include "model/model.h"
+#include "model/quantise.h"
 
-static const char *model_dir, *like, *output, *tokenizer, *dtype_text, *log_format;
+static const char *model_dir, *like, *output, *tokenizer, *dtype_text, *scale_text, *log_format;
 static bool json, full, force, dry_run;
-static int64_t layers, seed;
+static int64_t layers, seed, threads;
 static uint64_t shard;
 
 static const struct opt opts[] = {
 	{ .name = "model", .letter = 'm', .arg = "DIR", .help = "the model, where no operand names it",
 	  .type = OPT_STR, .dst = &model_dir, .env = true },
-	{ .name = "json", .help = "info: one JSON object",
+	{ .name = "json", .help = "info, probe: one JSON object",
 	  .type = OPT_FLAG, .dst = &json },
 	{ .name = "full", .help = "fingerprint: over every byte of every tensor",
 	  .type = OPT_FLAG, .dst = &full },
@@ -31,16 +33,20 @@ static const struct opt opts[] = {
 	  .def = "0", .type = OPT_INT, .dst = &seed },
 	{ .name = "dtype", .arg = "TYPE", .help = "random: bf16, fp8 or f32 (what the configuration says)",
 	  .type = OPT_STR, .dst = &dtype_text },
-	{ .name = "shard", .arg = "SIZE", .help = "random: most bytes a file",
+	{ .name = "scale", .arg = "float|ue8m0", .help = "quantise: scales, any or powers of two as of V3.1",
+	  .def = "float", .type = OPT_STR, .dst = &scale_text },
+	{ .name = "shard", .arg = "SIZE", .help = "random, quantise: most bytes a file",
 	  .def = "4G", .type = OPT_SIZE, .dst = &shard, .min = 1, .max = (int64_t)1 << 50 },
 	{ .name = "tokenizer", .arg = "DIR", .help = "random: copy the tokenizer from there",
 	  .type = OPT_STR, .dst = &tokenizer },
-	{ .name = "output", .letter = 'o', .arg = "DIR", .help = "random: the directory to make",
+	{ .name = "output", .letter = 'o', .arg = "DIR", .help = "random, quantise: the directory to make",
 	  .type = OPT_STR, .dst = &output },
-	{ .name = "force", .letter = 'f', .help = "random: replace a model that is there",
+	{ .name = "force", .letter = 'f', .help = "random, quantise: replace a model that is there",
 	  .type = OPT_FLAG, .dst = &force },
-	{ .name = "dry-run", .letter = 'n', .help = "random: check and print the plan, write nothing",
+	{ .name = "dry-run", .letter = 'n', .help = "random, quantise: print the plan, write nothing",
 	  .type = OPT_FLAG, .dst = &dry_run },
+	{ .name = "threads", .letter = 'j', .arg = "N", .help = "quantise, probe: threads (0: one a CPU)",
+	  .def = "0", .type = OPT_INT, .dst = &threads, .max = 1024, .env = true },
 	{ .name = "log-format", .arg = "text|json", .help = "messages as lines of text or JSON",
 	  .def = "text", .type = OPT_STR, .dst = &log_format, .env = true },
 	{ .name = NULL },
@@ -48,8 +54,8 @@ static const struct opt opts[] = {
 
 static const struct opt_program program = {
 	.name = "ds-model",
-	.usage = "info|verify|fingerprint [DIR]  or  ds-model random --like CONFIG -o DIR",
-	.purpose = "Inspect, verify and make checkpoints of DeepSeek-architecture models.",
+	.usage = "info|verify|fingerprint [DIR]  or  quantise|dequantise DIR OUT  or  random --like CONFIG -o OUT  or  probe",
+	.purpose = "Inspect, verify, quantise and make checkpoints of DeepSeek-architecture models; probe the machine.",
 	.example = "ds-model random --like DeepSeek-V3/config.json --layers 4 --dtype fp8 --seed 1 -o /tmp/four-layers",
 	.opts = opts,
 };
@@ -292,63 +298,163 @@ static int parse_dtype(enum dtype *t, struct ds_err *err)
 	return 0;
 }
 
-static int do_random(struct ds_err *err)
+/* Runs what writes a directory: a signal cleans up, then ends the program as it should. */
+static int making(int (*make)(struct ds_err *err), struct ds_err *err)
+{
+	struct sigaction sa = { .sa_handler = on_signal };
+	int rc;
+
+	sigaction(SIGINT, &sa, NULL);
+	sigaction(SIGTERM, &sa, NULL);
+	rc = make(err);
+	if (stop) {
+		signal(stop, SIG_DFL);
+		raise(stop);
+	}
+	return rc;
+}
+
+/* What was made, or would be, where that is to be said: the beginning of the line. */
+static void say_made(struct buf *b)
+{
+	if (dry_run)
+		buf_printf(b, "would make %s: ", output ? output : "a model");
+	else if (opt_verbose > 0)
+		buf_printf(b, "made %s: ", output);
+}
+
+static const char *files(size_t n)
+{
+	return n == 1 ? "file" : "files";
+}
+
+static int make_random(struct ds_err *err)
 {
 	struct make_options o = { .like = like, .out = output, .tokenizer = tokenizer, .layers = (size_t)layers,
 		.seed = (uint64_t)seed, .shard = shard, .force = force, .dry_run = dry_run, .stop = &stop };
-	struct sigaction sa = { .sa_handler = on_signal };
 	struct make_plan p;
 	struct buf b = { .p = NULL };
 	struct param_count n;
 	int rc = parse_dtype(&o.dtype, err);
 
-	if (rc)
-		return rc;
-	if (!like || (!output && !dry_run))
-		return err_set(err, DS_USAGE, "random needs --like and --output; try 'ds-model --help'");
-	sigaction(SIGINT, &sa, NULL);
-	sigaction(SIGTERM, &sa, NULL);
-	rc = make_model(&o, &p, err);
-	if (stop) { /* cleaned up; now end as the signal says */
-		signal(stop, SIG_DFL);
-		raise(stop);
-	}
+	if (!rc)
+		rc = make_model(&o, &p, err);
 	if (rc)
 		return rc;
 	n = config_params(&p.config);
-	if (dry_run)
-		buf_printf(&b, "would make %s: ", output ? output : "a model");
-	else if (opt_verbose > 0)
-		buf_printf(&b, "made %s: ", output);
+	say_made(&b);
 	if (b.len)
 		buf_printf(&b, "%llu parameters (%llu MTP) in %zu tensors, %llu bytes, %zu %s, %s\n",
 			(unsigned long long)(n.total + n.mtp), (unsigned long long)n.mtp, p.tensors,
-			(unsigned long long)p.bytes, p.shards, p.shards == 1 ? "file" : "files", dtype_name(p.dtype));
+			(unsigned long long)p.bytes, p.shards, files(p.shards), dtype_name(p.dtype));
 	return b.len ? print_buf(&b, err) : 0;
 }
 
+static int do_random(const char *what, char **operands, size_t n, struct ds_err *err)
+{
+	(void)what, (void)operands, (void)n;
+	if (!like || (!output && !dry_run))
+		return err_set(err, DS_USAGE, "random needs --like and --output; try 'ds-model --help'");
+	return making(make_random, err);
+}
+
+/* ---- quantise, dequantise ---- */
+
+static bool back;
+
+static int make_quantised(struct ds_err *err)
+{
+	struct quantise_options o = { .from = model_dir, .out = output, .back = back, .shard = shard,
+		.ue8m0 = !strcmp(scale_text, "ue8m0"), .threads = (int)threads, .force = force, .dry_run = dry_run,
+		.stop = &stop };
+	struct quantise_plan p;
+	struct buf b = { .p = NULL };
+	int rc = quantise_model(&o, &p, err);
+
+	if (rc)
+		return rc;
+	say_made(&b);
+	if (b.len)
+		buf_printf(&b, "%zu tensors, %zu of them made %s, %llu bytes of %llu, %zu %s\n", p.tensors, p.changed,
+			back ? "BF16" : "FP8", (unsigned long long)p.bytes, (unsigned long long)p.before, p.shards,
+			files(p.shards));
+	return b.len ? print_buf(&b, err) : 0;
+}
+
+static int do_quantise(const char *what, char **operands, size_t n, struct ds_err *err)
+{
+	back = *what == 'd';
+	if (strcmp(scale_text, "float") && strcmp(scale_text, "ue8m0"))
+		return err_set(err, DS_USAGE, "--scale: '%s' is not float or ue8m0; try 'ds-model --help'", scale_text);
+	if (n > 0)
+		model_dir = operands[0];
+	if (n > 1 && output)
+		return err_set(err, DS_USAGE, "both --output and the operand '%s' name the output", operands[1]);
+	if (n > 1)
+		output = operands[1];
+	if (!model_dir || (!output && !dry_run))
+		return err_set(err, DS_USAGE, "%s needs a model's directory and one to make; try 'ds-model --help'", what);
+	return making(make_quantised, err);
+}
+
+/* ---- probe ---- */
+
+static int do_probe(const char *what, char **operands, size_t n, struct ds_err *err)
+{
+	struct machine m;
+	struct buf b = { .p = NULL };
+	int rc = machine_measure(&m, (int)threads, 9, err);
+
+	(void)what, (void)operands, (void)n;
+	if (rc)
+		return rc;
+	(json ? machine_json : machine_text)(&m, &b);
+	return print_buf(&b, err);
+}
+
+/* ---- the words ---- */
+
+static int do_look(const char *what, char **operands, size_t n, struct ds_err *err)
+{
+	const char *dir = n ? operands[0] : model_dir;
+
+	if (!dir)
+		return err_set(err, DS_USAGE, "%s needs a model's directory; try 'ds-model --help'", what);
+	return *what == 'i' ? do_info(dir, err) : *what == 'v' ? do_verify(dir, err) : do_fingerprint(dir, err);
+}
+
+static const struct command {
+	const char *name;
+	size_t operands; /* at most */
+	int (*run)(const char *what, char **operands, size_t n, struct ds_err *err);
+} commands[] = {
+	{ "info", 1, do_look }, { "verify", 1, do_look }, { "fingerprint", 1, do_look },
+	{ "quantise", 2, do_quantise }, { "dequantise", 2, do_quantise },
+	{ "random", 0, do_random }, { "probe", 0, do_probe },
+};
+
 static int run(int argc, char **argv, struct ds_err *err)
 {
-	const char *what = argc > 0 ? argv[0] : "", *dir = argc > 1 ? argv[1] : model_dir;
+	const char *all = "info, verify, fingerprint, quantise, dequantise, random or probe";
+	size_t n = argc > 1 ? (size_t)argc - 1 : 0;
 
 	if (strcmp(log_format, "text") && strcmp(log_format, "json"))
 		return err_set(
 			err, DS_USAGE, "--log-format: '%s' is not text or json; try 'ds-model --help'", log_format);
 	log_init("ds-model", !strcmp(log_format, "json"), opt_verbose);
 	if (argc == 0)
-		return err_set(err, DS_USAGE,
-			"what to do is missing: info, verify, fingerprint or random; try 'ds-model --help'");
-	if (!strcmp(what, "random"))
-		return argc > 1 ? err_set(err, DS_USAGE, "random takes no operand '%s'; try 'ds-model --help'", argv[1])
-				: do_random(err);
-	if (strcmp(what, "info") && strcmp(what, "verify") && strcmp(what, "fingerprint"))
-		return err_set(
-			err, DS_USAGE, "'%s' is not info, verify, fingerprint or random; try 'ds-model --help'", what);
-	if (argc > 2)
-		return err_set(err, DS_USAGE, "one model at a time, not '%s', too; try 'ds-model --help'", argv[2]);
-	if (!dir)
-		return err_set(err, DS_USAGE, "%s needs a model's directory; try 'ds-model --help'", what);
-	return *what == 'i' ? do_info(dir, err) : *what == 'v' ? do_verify(dir, err) : do_fingerprint(dir, err);
+		return err_set(err, DS_USAGE, "what to do is missing: %s; try 'ds-model --help'", all);
+	for (size_t i = 0; i < ARRAY_LEN(commands); i++) {
+		const struct command *c = &commands[i];
+
+		if (strcmp(argv[0], c->name))
+			continue;
+		if (n > c->operands)
+			return err_set(err, DS_USAGE, "%s takes no operand '%s'; try 'ds-model --help'", c->name,
+				argv[1 + c->operands]);
+		return c->run(c->name, argv + 1, n, err);
+	}
+	return err_set(err, DS_USAGE, "'%s' is not %s; try 'ds-model --help'", argv[0], all);
 }
 
 int main(int argc, char **argv)

@@ -19,10 +19,12 @@ double kern_probe_peak(struct kern_stream *s, enum probe_op op);
 /* The faster of them. */
 double kern_probe_best(struct kern_stream *s);
 
-/* Memory for kern_probe_read: at least `bytes` and four times the last cache, in huge pages where the system gives
- * them, written by the stream's threads.  NULL: there is none.  Its size goes to *bytes; kern_probe_free gives it
- * back. */
-void *kern_probe_memory(struct kern_stream *s, size_t *bytes);
+/* Bytes of the last caches that the process' CPUs have, all together; 0: not known. */
+size_t kern_probe_cache(void);
+/* Memory for kern_probe_read: at least `bytes` and four times the last caches, but no more than 1 GiB, in huge pages
+ * where the system gives them, or in none, written by the stream's threads.  NULL: there is none.  Its size goes to
+ * *bytes; kern_probe_free gives it back. */
+void *kern_probe_memory(struct kern_stream *s, bool huge, size_t *bytes);
 void kern_probe_free(void *p, size_t bytes);
 
 #endif

@@ -1,8 +1,10 @@
 #include "kernels/probe.h"
 
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -20,7 +22,7 @@ static double rate(double amount, int64_t began)
 
 /* ---- reading ---- */
 
-enum { PIECE = 1 << 20, HUGE = 2 << 20, WORKERS = 64 };
+enum { PIECE = 1 << 20, HUGE = 2 << 20, MOST = 1 << 30, WORKERS = 64 };
 
 struct read_job {
 	const uint64_t *p;
@@ -57,18 +59,73 @@ static void fill_piece(void *arg, size_t i, int worker)
 	memset((unsigned char *)arg + i * PIECE, (int)i | 1, PIECE);
 }
 
-void *kern_probe_memory(struct kern_stream *s, size_t *bytes)
+/* A file of what Linux says of a CPU's cache; false where there is none. */
+static bool cache_file(int cpu, int index, const char *name, char *text, size_t size)
 {
-	long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+	char path[128];
+	FILE *f;
+	bool ok;
+
+	snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%d/cache/index%d/%s", cpu, index, name);
+	f = fopen(path, "r");
+	if (!f)
+		return false;
+	ok = fgets(text, (int)size, f) != NULL;
+	fclose(f);
+	return ok;
+}
+
+struct last_cache { size_t bytes; char cpus[64]; }; /* cpus: who shares it, as the system writes them */
+
+static struct last_cache last_cache(int cpu)
+{
+	struct last_cache c = { 0 };
+	char size[32], cpus[sizeof(c.cpus)];
+
+	for (int index = 0; index < 8; index++) {
+		if (!cache_file(cpu, index, "size", size, sizeof(size)) ||
+		    !cache_file(cpu, index, "shared_cpu_list", cpus, sizeof(cpus)))
+			break;
+		c.bytes = strtoul(size, NULL, 10) << 10;
+		memcpy(c.cpus, cpus, sizeof(cpus));
+	}
+	return c;
+}
+
+size_t kern_probe_cache(void)
+{
+	struct last_cache seen[64];
+	size_t sum = 0, n = 0;
+	cpu_set_t set;
+
+	if (sched_getaffinity(0, sizeof(set), &set))
+		return 0;
+	for (int cpu = 0; cpu < CPU_SETSIZE && n < ARRAY_LEN(seen); cpu++) {
+		size_t i = 0;
+
+		if (!CPU_ISSET(cpu, &set))
+			continue;
+		seen[n] = last_cache(cpu);
+		while (strcmp(seen[i].cpus, seen[n].cpus))
+			i++;
+		if (i == n)
+			sum += seen[n++].bytes;
+	}
+	return sum;
+}
+
+void *kern_probe_memory(struct kern_stream *s, bool huge, size_t *bytes)
+{
+	size_t cache = kern_probe_cache();
 	void *p;
 
-	if (cache > 0 && *bytes / 4 < (size_t)cache)
-		*bytes = 4 * (size_t)cache;
-	*bytes = round_up(*bytes, HUGE);
+	if (*bytes / 4 < cache)
+		*bytes = 4 * cache;
+	*bytes = round_up(*bytes < MOST ? *bytes : MOST, HUGE);
 	p = mmap(NULL, *bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (p == MAP_FAILED)
 		return NULL;
-	madvise(p, *bytes, MADV_HUGEPAGE);
+	madvise(p, *bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 	kern_parallel(s, *bytes / PIECE, fill_piece, p);
 	return p;
 }

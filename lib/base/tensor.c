@@ -73,27 +73,3 @@ float e4m3_to_f32(uint8_t code)
 		v = ldexpf((float)m, -9);
 	return code >> 7 ? -v : v;
 }
-
-uint8_t f32_to_e4m3(float f)
-{
-	uint8_t sign = signbit(f) ? 0x80 : 0;
-	float a = fabsf(f), q;
-	int e;
-
-	if (isnan(f))
-		return 0x7f;
-	if (a >= 448.0f)
-		return sign | 0x7e;
-	if (a < 0x1p-6f) { /* subnormal: steps of 2^-9; rounding up to 8 gives the least normal code */
-		return sign | (uint8_t)rintf(a * 0x1p9f);
-	}
-	e = ilogbf(a);
-	q = rintf(ldexpf(a, 3 - e)); /* 8 .. 16 */
-	if (q == 16.0f) {
-		q = 8.0f;
-		e++;
-	}
-	if (e > 8 || (e == 8 && q > 14.0f))
-		return sign | 0x7e;
-	return sign | (uint8_t)((e + 7) << 3 | ((int)q - 8));
-}

@@ -51,6 +51,19 @@ static inline uint16_t f32_to_bf16(float f)
 
 float f16_to_f32(uint16_t h);
 float e4m3_to_f32(uint8_t code);   /* 0x7f and 0xff are NaN; there are no infinities */
-uint8_t f32_to_e4m3(float f);      /* nearest, ties to even, saturating at +-448 (infinities too), NaN gives 0x7f */
+
+/* Nearest, ties to even, saturating at +-448 (infinities too), NaN gives 0x7f. */
+static inline uint8_t f32_to_e4m3(float f)
+{
+	union { float f; uint32_t u; } v = { .f = f }, tiny;
+	uint32_t a = v.u & 0x7fffffff, sign = v.u >> 24 & 0x80, code;
+
+	/* below 2^-6 are the subnormals, whose steps of 2^-9 are those of a float at 2^14 */
+	tiny.u = a;
+	tiny.f += 0x1p14f;
+	code = a < 0x3c800000 ? tiny.u - 0x46800000 : ((a + 0x7ffff + (a >> 20 & 1)) >> 20) - (120 << 3);
+	code = code > 0x7e ? 0x7e : code;
+	return (uint8_t)(a > 0x7f800000 ? 0x7f : code | sign);
+}
 
 #endif

@@ -1,42 +1,25 @@
 /* The statistics of a profile, as a table or as one JSON object, beside what the machine was measured to do. */
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/json.h"
 #include "base/time.h"
+#include "engine/machine.h"
 #include "engine/profile_impl.h"
-#include "kernels/probe.h"
 
-enum { RUNS = 5, READ_BYTES = 64 << 20 };
+enum { RUNS = 5 };
 
 struct limits { double read, peak; }; /* bytes and operations a second, 0: not known */
 
-static int by_size(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
-/* Medians of a few runs: some tenths of a second in all. */
 static struct limits measure(const struct profile *p)
 {
-	size_t bytes = READ_BYTES;
-	double read[RUNS] = { 0 }, peak[RUNS] = { 0 };
-	void *memory;
+	struct machine_limits l;
 
 	if (!p->s)
 		return (struct limits){ 0 };
-	memory = kern_probe_memory(p->s, &bytes);
-	for (int i = 0; i < RUNS; i++) {
-		read[i] = memory ? kern_probe_read(p->s, memory, bytes) : 0;
-		peak[i] = p->round ? kern_probe_best(p->s) : kern_probe_peak(p->s, PROBE_F32);
-	}
-	kern_probe_free(memory, bytes);
-	qsort(read, RUNS, sizeof(*read), by_size);
-	qsort(peak, RUNS, sizeof(*peak), by_size);
-	return (struct limits){ .read = read[RUNS / 2], .peak = peak[RUNS / 2] };
+	l = machine_limits(p->s, RUNS);
+	if (!p->round || l.bf16.best < l.f32.best)
+		l.bf16 = l.f32;
+	return (struct limits){ .read = l.read.best, .peak = l.bf16.best };
 }
 
 static double ratio(double a, double b)

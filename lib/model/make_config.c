@@ -1,4 +1,4 @@
-/* The config.json of a model to be made: the given one with another number of layers and another type. */
+/* The config.json of a model to be made: a given one, changed. */
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "model/file.h"
+#include "model/config_edit.h"
 #include "model/make.h"
 
 static void emit(struct jw *w, const json_t *v)
@@ -89,17 +90,29 @@ static void set_layers(json_t *root, size_t layers)
 		json_object_set_new(root, "first_k_dense_replace", json_integer((json_int_t)layers));
 }
 
+void config_set_fp8(json_t *root, bool fp8, bool ue8m0)
+{
+	json_t *q;
+
+	json_object_del(root, "quantization_config");
+	if (!fp8)
+		return;
+	q = json_pack("{s:s, s:s, s:s, s:[i,i]}", "activation_scheme", "dynamic", "fmt", "e4m3", "quant_method", "fp8",
+		"weight_block_size", FP8_BLOCK, FP8_BLOCK);
+	if (ue8m0)
+		json_object_set_new(q, "scale_fmt", json_string("ue8m0"));
+	json_object_set_new(root, "quantization_config", q);
+}
+
 static void set_dtype(json_t *root, enum dtype type)
 {
 	const char *name = json_object_get(root, "dtype") ? "dtype" : "torch_dtype"; /* transformers 5 and before */
 
 	json_object_set_new(root, name, json_string(type == DT_F32 ? "float32" : "bfloat16"));
 	if (type != DT_F8_E4M3)
-		json_object_del(root, "quantization_config");
+		config_set_fp8(root, false, false);
 	else if (!json_is_object(json_object_get(root, "quantization_config")))
-		json_object_set_new(root, "quantization_config",
-			json_pack("{s:s, s:s, s:s, s:[i,i]}", "quant_method", "fp8", "fmt", "e4m3", "activation_scheme",
-				"dynamic", "weight_block_size", FP8_BLOCK, FP8_BLOCK));
+		config_set_fp8(root, true, false);
 }
 
 static int read_like(const char *like, struct text *t, struct ds_err *err)
@@ -119,29 +132,42 @@ static int read_like(const char *like, struct text *t, struct ds_err *err)
 	return rc;
 }
 
-int make_config(const struct make_options *o, struct buf *text, struct config *c, struct ds_err *err)
+int config_edit(const char *like, void (*edit)(json_t *root, const void *arg), const void *arg, struct buf *text,
+	struct config *c, struct ds_err *err)
 {
 	struct text t;
 	json_error_t je;
 	json_t *root;
-	int rc = read_like(o->like, &t, err);
+	int rc = read_like(like, &t, err);
 
 	if (rc)
 		return rc;
 	root = json_loadb(t.p, t.n, JSON_REJECT_DUPLICATES, &je);
 	if (!json_is_object(root) || too_deep(root, 0)) {
-		rc = err_set(err, DS_DATA, "cannot use '%s': %s", o->like,
+		rc = err_set(err, DS_DATA, "cannot use '%s': %s", like,
 			root ? "not a JSON object of modest depth" : je.text);
 	} else {
-		if (o->layers)
-			set_layers(root, o->layers);
-		if (o->dtype != DT_NONE)
-			set_dtype(root, o->dtype);
+		edit(root, arg);
 		emit_file(text, root);
 		rc = text->nomem ? err_nomem(err, t.n, "the configuration")
-				 : config_parse(text->p, text->len, o->like, c, err);
+				 : config_parse(text->p, text->len, like, c, err);
 	}
 	json_decref(root);
 	file_free(&t);
 	return rc;
+}
+
+static void edit_shape(json_t *root, const void *arg)
+{
+	const struct make_options *o = arg;
+
+	if (o->layers)
+		set_layers(root, o->layers);
+	if (o->dtype != DT_NONE)
+		set_dtype(root, o->dtype);
+}
+
+int make_config(const struct make_options *o, struct buf *text, struct config *c, struct ds_err *err)
+{
+	return config_edit(o->like, edit_shape, o, text, c, err);
 }

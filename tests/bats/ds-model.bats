@@ -196,8 +196,8 @@ nothing_like() {
 
 @test "usage errors are 64, and the answer must reach stdout" {
 	refused 64 "what to do is missing" ds-model
-	refused 64 "'inform' is not info, verify, fingerprint or random" ds-model inform "$DS_MODEL"
-	refused 64 "one model at a time" ds-model info "$DS_MODEL" "$DS_MODEL"
+	refused 64 "'inform' is not info, verify, fingerprint, quantise, dequantise, random or probe" ds-model inform "$DS_MODEL"
+	refused 64 "info takes no operand '$DS_MODEL'" ds-model info "$DS_MODEL" "$DS_MODEL"
 	refused 64 "info needs a model's directory" env -u DS_MODEL ds-model info
 	refused 64 "random needs --like and --output" ds-model random --like "$LIKE"
 	refused 64 "--dtype: 'int4' is not bf16, fp8 or f32" ds-model random --like "$LIKE" -o "$D/x" --dtype int4
