@@ -217,14 +217,19 @@ void engine_embed(struct engine *e, const struct mat *table, struct batch *b)
 		engine_show(e, b, "embed", 0, DT_F32, e->h, c->hidden);
 }
 
+void engine_cache(struct engine *e, const struct layer *l, size_t n, struct batch *b)
+{
+	profile_begin(e->profile, STAGE_ATTN0, n, b->rows);
+	stage_attn0(e, l, n, b);
+	profile_end(e->profile);
+}
+
 void engine_layer(struct engine *e, const struct layer *l, size_t n, struct batch *b)
 {
 	struct profile *p = e->profile;
 	struct act x;
 
-	profile_begin(p, STAGE_ATTN0, n, b->rows);
-	stage_attn0(e, l, n, b);
-	profile_next(p, STAGE_ATTN1);
+	profile_begin(p, STAGE_ATTN1, n, b->rows);
 	stage_attn1(e, l, n, b);
 	if (l->moe) {
 		profile_next(p, STAGE_DISPATCH);
@@ -332,8 +337,10 @@ int engine_step(struct engine *e, struct segment *segs, size_t count, struct ds_
 		return rc;
 	profile_step_begin(e->profile, false, b.rows, count);
 	engine_embed(e, &e->m->embed, &b);
-	for (size_t n = 0; n < e->c->layers; n++)
+	for (size_t n = 0; n < e->c->layers; n++) {
+		engine_cache(e, &e->m->layers[n], n, &b);
 		engine_layer(e, &e->m->layers[n], n, &b);
+	}
 	engine_head(e, &e->m->norm, &e->m->head, &b);
 	profile_step_end(e->profile);
 	for (size_t i = 0; i < count; i++)

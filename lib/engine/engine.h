@@ -69,8 +69,8 @@ int engine_step(struct engine *e, struct segment *segs, size_t count, struct ds_
  * its own cache, shared_head.norm, head.  Entry i of its cache is made of h at position i (the main model's hidden
  * state after model.norm) and the token at i + 1; its logits are a draft of the token at i + 2.  A segment's rows are
  * entries kv->mtp .. kv->mtp + rows, h their hidden states, tokens those that follow each; the step advances kv->mtp.
- * h may be what the last step gave as hidden.  Drafting further goes on from the layer's own hidden state.  Where no
- * segment wants logits only the cache is filled, and no hidden state is given.
+ * h may be what the last step gave as hidden.  Drafting further goes on from the layer's own hidden state.  Rows that
+ * want no logits only fill the cache; where any do, a segment's rows are left as want_logits, and hidden is theirs.
  * Room and limits as in engine_step.
  */
 int engine_mtp(struct engine *e, struct segment *segs, size_t count, struct ds_err *err);

@@ -75,10 +75,11 @@ void engine_show(const struct engine *e, const struct batch *b, const char *poin
 	const void *data, size_t cols);
 void engine_show_last(const struct engine *e, const struct batch *b, const char *point, const float *data, size_t cols);
 
-/* The parts of a step: checks and memory; the residual stream e->h from the segments' tokens; one layer, n of the cache;
- * norm of all rows and head. */
+/* The parts of a step: checks and memory; the residual stream e->h from the segments' tokens; one layer, n of the
+ * cache, its queries and cache rows first, then all the rest; norm of all rows and head. */
 int engine_begin(struct engine *e, struct batch *b, struct ds_err *err);
 void engine_embed(struct engine *e, const struct mat *table, struct batch *b);
+void engine_cache(struct engine *e, const struct layer *l, size_t n, struct batch *b);
 void engine_layer(struct engine *e, const struct layer *l, size_t n, struct batch *b);
 void engine_head(struct engine *e, const struct mat *norm, const struct mat *head, struct batch *b);
 

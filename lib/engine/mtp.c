@@ -19,12 +19,24 @@ static void join(struct engine *e, const struct mtp_layer *p, struct batch *b)
 	engine_linear(e, e->h, e->eh, &p->eh_proj, b->rows, e->packed, e->round);
 }
 
-/* A layer's cache depends on its input alone. */
-static void fill_cache(struct engine *e, const struct layer *l, struct batch *b)
+/* Goes on with the rows whose logits are wanted: a layer's cache depends on its input alone. */
+static void narrow(struct engine *e, struct batch *b)
 {
-	profile_begin(e->profile, STAGE_ATTN0, e->c->layers, b->rows);
-	stage_attn0(e, l, e->c->layers, b);
-	profile_end(e->profile);
+	size_t hidden = e->c->hidden, ldq = e->c->heads * (e->c->nope + e->c->rope), row = 0, n = 0;
+
+	for (size_t i = 0; i < b->count; i++) {
+		struct segment *s = &b->segs[i];
+		size_t skip = s->rows - s->want_logits;
+
+		row += skip;
+		memmove(e->h + n * hidden, e->h + row * hidden, s->want_logits * hidden * sizeof(float));
+		memmove(e->q + n * ldq, e->q + row * ldq, s->want_logits * ldq * sizeof(float));
+		row += s->want_logits;
+		n += s->want_logits;
+		s->kv->mtp += skip;
+		s->rows = s->want_logits;
+	}
+	b->rows = n;
 }
 
 int engine_mtp(struct engine *e, struct segment *segs, size_t count, struct ds_err *err)
@@ -40,11 +52,11 @@ int engine_mtp(struct engine *e, struct segment *segs, size_t count, struct ds_e
 	profile_begin(e->profile, STAGE_MTP, e->c->layers, b.rows);
 	join(e, p, &b);
 	profile_end(e->profile);
+	engine_cache(e, &p->layer, e->c->layers, &b);
 	if (b.logits) {
+		narrow(e, &b);
 		engine_layer(e, &p->layer, e->c->layers, &b);
 		engine_head(e, &p->norm, &p->head, &b);
-	} else {
-		fill_cache(e, &p->layer, &b);
 	}
 	profile_step_end(e->profile);
 	for (size_t i = 0; i < count; i++)

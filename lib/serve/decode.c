@@ -32,15 +32,16 @@ int decode_new(struct decode **out, struct work *w, const struct decode_options 
 
 void decode_report(const struct decode *d)
 {
-	double speedup = draft_speedup(&d->policy);
-	char faster[60] = "its gain was not measured";
+	char gain[100] = "its gain was not measured";
+	double tokens, cost;
 
 	if (!d->drafted)
 		return;
-	if (speedup > 0.0)
-		snprintf(faster, sizeof(faster), "%.2f times as fast as steps without", speedup);
+	if (draft_summary(&d->policy, &tokens, &cost))
+		snprintf(gain, sizeof(gain), "%.2f tokens a step that takes %.2f times one without: %.2f times as fast",
+			tokens, cost, tokens / cost);
 	log_msg(LOG_WARN, "mtp: %llu of %llu drafts accepted (%.1f %%), %s", (unsigned long long)d->accepted,
-		(unsigned long long)d->drafted, 100.0 * (double)d->accepted / (double)d->drafted, faster);
+		(unsigned long long)d->drafted, 100.0 * (double)d->accepted / (double)d->drafted, gain);
 }
 
 /* ---- requests, from beginning to end ---- */

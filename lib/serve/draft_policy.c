@@ -63,18 +63,23 @@ bool draft_timed(struct draft_policy *p, size_t n, bool drafted, size_t tokens, 
 	return true;
 }
 
-double draft_speedup(const struct draft_policy *p)
+bool draft_summary(const struct draft_policy *p, double *tokens, double *cost)
 {
-	double plain = 0.0, drafted = 0.0;
+	double plain = 0.0, drafted = 0.0, gain = 0.0;
 
 	for (size_t i = 0; i < DRAFT_CLASSES; i++) {
 		const struct draft_class *c = &p->c[i];
+		double ns = c->plain_ns * (double)c->total_steps; /* what so many steps without would have taken */
 
-		if (c->plain_ns <= 0.0 || !c->total_requests)
+		if (ns <= 0.0)
 			continue;
-		/* steps without drafts that these tokens would have taken */
-		plain += c->plain_ns * (double)c->total_steps * (double)c->total_tokens / (double)c->total_requests;
+		plain += ns;
 		drafted += c->total_ns;
+		gain += ns * (double)c->total_tokens / (double)c->total_requests;
 	}
-	return drafted > 0.0 ? plain / drafted : 0.0;
+	if (plain <= 0.0)
+		return false;
+	*tokens = gain / plain;
+	*cost = drafted / plain;
+	return true;
 }

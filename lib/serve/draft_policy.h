@@ -35,7 +35,8 @@ struct draft_policy {
 bool draft_wanted(const struct draft_policy *p, size_t n);
 /* Such a step took ns and gave `tokens` in all.  True where the class goes without from now on; *ratio: g * p / t. */
 bool draft_timed(struct draft_policy *p, size_t n, bool drafted, size_t tokens, int64_t ns, double *ratio);
-/* How many times as fast steps with drafts were as steps without would have been; 0: not measured. */
-double draft_speedup(const struct draft_policy *p);
+/* Of the whole run: tokens that a step with drafts gave a request, and how many times as long it took as one without.
+ * False where steps without were not measured. */
+bool draft_summary(const struct draft_policy *p, double *tokens, double *cost);
 
 #endif

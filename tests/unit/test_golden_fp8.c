@@ -151,6 +151,7 @@ static void level2(struct rig *r, const char *prompt, bool absorbed)
 			snprintf(before, sizeof(before), "%zu.out", l - 1);
 		engine_embed(r->e, &model->embed, &b);
 		memcpy(r->e->h, rows_of(prompt, before, &rows), n * hidden * sizeof(float));
+		engine_cache(r->e, &model->layers[l], l, &b);
 		engine_layer(r->e, &model->layers[l], l, &b);
 		level2_point(r, prompt, l, "attn");
 		level2_point(r, prompt, l, "out");
