@@ -54,7 +54,8 @@ static const struct opt opts[] = {
 
 static const struct opt_program program = {
 	.name = "ds-model",
-	.usage = "info|verify|fingerprint [DIR]  or  quantise|dequantise DIR OUT  or  random --like CONFIG -o OUT  or  probe",
+	.usage = "info|verify|fingerprint [DIR]  or  quantise|dequantise DIR OUT  or  random --like CONFIG -o OUT"
+		 "  or  probe",
 	.purpose = "Inspect, verify, quantise and make checkpoints of DeepSeek-architecture models; probe the machine.",
 	.example = "ds-model random --like DeepSeek-V3/config.json --layers 4 --dtype fp8 --seed 1 -o /tmp/four-layers",
 	.opts = opts,
@@ -393,7 +394,8 @@ static int do_quantise(const char *what, char **operands, size_t n, struct ds_er
 	if (n > 1)
 		output = operands[1];
 	if (!model_dir || (!output && !dry_run))
-		return err_set(err, DS_USAGE, "%s needs a model's directory and one to make; try 'ds-model --help'", what);
+		return err_set(err, DS_USAGE, "%s needs a model's directory and one to make; try 'ds-model --help'",
+			what);
 	return making(make_quantised, err);
 }
 

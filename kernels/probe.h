@@ -14,7 +14,8 @@ enum probe_op {
 
 /* One pass over p [bytes], which should be far larger than the last cache: bytes a second. */
 double kern_probe_read(struct kern_stream *s, const void *p, size_t bytes);
-/* One run of some milliseconds: operations a second, a multiply-add being two; 0 where the set has no such operation. */
+/* One run of some milliseconds: operations a second, a multiply-add being two; 0 where the set has no such
+ * operation. */
 double kern_probe_peak(struct kern_stream *s, enum probe_op op);
 /* The faster of them. */
 double kern_probe_best(struct kern_stream *s);

@@ -91,8 +91,8 @@ int trace_open(struct trace **out, const char *path, bool force, int pid, const 
 		free(t);
 		return rc;
 	}
-	buf_printf(&t->b, "[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"name\":\"%s\"}},\n",
-		pid, process);
+	buf_printf(&t->b, "[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,"
+		"\"args\":{\"name\":\"%s\"}},\n", pid, process);
 	buf_printf(&t->b, "{\"name\":\"clocks\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"mono_ns\":%lld,"
 		"\"wall_ns\":%lld,\"os_pid\":%ld}},\n", pid, (long long)time_mono_ns(), (long long)time_wall_ns(),
 		(long)getpid());
@@ -107,8 +107,8 @@ int trace_close(struct trace *t, struct ds_err *err)
 
 	if (!t)
 		return 0;
-	buf_printf(&t->b, "{\"name\":\"end\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"mono_ns\":%lld}}\n]\n", t->pid,
-		(long long)time_mono_ns());
+	buf_printf(&t->b, "{\"name\":\"end\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"mono_ns\":%lld}}\n]\n",
+		t->pid, (long long)time_mono_ns());
 	put(t);
 	if (close(t->fd) && !t->error)
 		t->error = errno;
@@ -127,7 +127,7 @@ static void stamp(struct buf *b, const char *key, int64_t ns)
 	buf_printf(b, ",\"%s\":%lld.%03d", key, (long long)(ns / 1000), (int)(ns % 1000));
 }
 
-static void args(struct buf *b, const char *fmt, va_list ap)
+__attribute__((format(printf, 2, 0))) static void args(struct buf *b, const char *fmt, va_list ap)
 {
 	char text[400];
 

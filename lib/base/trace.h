@@ -18,7 +18,8 @@
 
 struct trace;
 
-/* force: replace a file that is there (other kinds, such as /dev/stdout or a FIFO, need none).  DS_IO, DS_USAGE, DS_OS. */
+/* force: replace a file that is there (other kinds, such as /dev/stdout or a FIFO, need none).  DS_IO, DS_USAGE,
+ * DS_OS. */
 int trace_open(struct trace **t, const char *path, bool force, int pid, const char *process, struct ds_err *err);
 /* Ends the array and frees t (NULL: nothing happens), also where it fails: DS_IO. */
 int trace_close(struct trace *t, struct ds_err *err);

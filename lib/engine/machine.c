@@ -84,7 +84,8 @@ static void measure_peaks(struct machine *m, struct kern_stream *s, size_t count
 	m->bf16[count][set] = rate(&bf16, m->runs);
 }
 
-/* The kernel sets that this CPU runs, with `threads` threads; reading is the same in all and measured with the first. */
+/* The kernel sets that this CPU runs, with `threads` threads; reading is the same in all,
+ * so it is measured with the first. */
 static int measure_count(struct machine *m, int threads, struct ds_err *err)
 {
 	static const char *const names[MACHINE_SETS] = { "avx512bf16", "avx512f", "avx2", "scalar" };

@@ -81,7 +81,7 @@ void profile_free(struct profile *p)
 	free(p);
 }
 
-int profile_finish(struct profile *p, struct ds_err *err)
+int profile_finish(struct profile *p, bool failed, struct ds_err *err)
 {
 	struct trace *t;
 
@@ -89,7 +89,7 @@ int profile_finish(struct profile *p, struct ds_err *err)
 		return 0;
 	if (p->s && p->trace)
 		kern_watch(p->s, NULL, NULL, err);
-	if (p->o.stats)
+	if (p->o.stats && (!failed || p->sums.steps))
 		profile_print(p);
 	t = p->trace;
 	p->trace = NULL;
@@ -154,7 +154,8 @@ void profile_begin(struct profile *p, enum stage_id stage, size_t layer, size_t 
 {
 	if (!p || p->depth == DEPTH)
 		return;
-	p->open[p->depth++] = (struct open_stage){ .stage = stage, .layer = layer, .rows = rows, .begin = time_mono_ns() };
+	p->open[p->depth++] = (struct open_stage){ .stage = stage, .layer = layer, .rows = rows,
+		.begin = time_mono_ns() };
 }
 
 static void add(struct stage_sum *to, const struct stage_sum *x)
@@ -263,7 +264,8 @@ void profile_attn(struct profile *p, const struct attn_shape *a, const struct at
 		uint64_t pairs = rows * segs[i].pos0 + rows * (rows + 1) / 2;
 
 		s->cache_bytes += seen * (a->lora + a->rope) * dtype_size(segs[i].kv.type);
-		s->operations += 2 * a->heads * ((absorbed ? rows : seen) * a->lora * (a->nope + a->v) + pairs * per_pair);
+		s->operations += 2 * a->heads *
+			((absorbed ? rows : seen) * a->lora * (a->nope + a->v) + pairs * per_pair);
 	}
 }
 

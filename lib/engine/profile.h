@@ -40,9 +40,9 @@ int profile_new(struct profile **p, const struct profile_options *o, struct ds_e
 /* The stream whose threads are watched and whose limits are measured, and the pool to be counted (may be NULL). */
 int profile_watch(struct profile *p, struct kern_stream *s, const struct kv_pool *pool, bool round,
 	struct ds_err *err);
-/* Measures the machine and prints the statistics where they were asked for, and ends the trace; the stream must still
- * be there.  DS_IO where the trace could not be written. */
-int profile_finish(struct profile *p, struct ds_err *err);
+/* Measures the machine and prints the statistics where they were asked for (a run that failed before its first step has
+ * none), and ends the trace; the stream must still be there.  DS_IO where the trace could not be written. */
+int profile_finish(struct profile *p, bool failed, struct ds_err *err);
 void profile_free(struct profile *p); /* before the stream */
 
 /* A step, or a pass of the draft layer, around stages. */

@@ -136,8 +136,9 @@ static int write_tensor(const struct maker *m, const struct make_source *src, co
 	return rc;
 }
 
-/* All files, one after the other: *next is the first item not yet written. */
-static int write_shard(const struct maker *m, const struct make_source *src, size_t s, const struct band *b, size_t *next)
+/* File s; *next: the first item not yet written. */
+static int write_shard(const struct maker *m, const struct make_source *src, size_t s, const struct band *b,
+	size_t *next)
 {
 	struct out_file f;
 	int rc = writer_open(&m->w, s, &f, m->err);

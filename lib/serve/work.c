@@ -80,7 +80,7 @@ fail:
 int work_finish(struct work *w, int rc, struct ds_err *err)
 {
 	struct ds_err second;
-	int failed = profile_finish(w->profile, rc ? &second : err);
+	int failed = profile_finish(w->profile, rc != 0, rc ? &second : err);
 
 	if (rc && failed)
 		log_err(&second);
@@ -272,7 +272,6 @@ bool work_sample(struct work *w, const struct request *r, size_t choice, const s
 	const float *logits, uint32_t argmax, double lse, uint64_t position, struct sampled *out)
 {
 	struct sample_params p = params_of(r, choice);
-
 	bool ok;
 
 	profile_begin(w->profile, STAGE_SAMPLE, SIZE_MAX, 1);

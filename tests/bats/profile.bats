@@ -59,6 +59,21 @@ still() {
 	"$PYTHON" "$CHECK" d1.json | diff - <(printf '%s\n' 'steps 11' 'requests 5' 'threads 1')
 }
 
+@test "passes of the MTP layer are drafts in the trace and one line of the statistics" {
+	requests 3 12 >in
+	limited ds-prefill -m "$DS_MODEL" --mtp --stats --log-format json --trace p.json <in >kv 2>p.err
+	"$PYTHON" "$CHECK" p.json p.err | has '^drafts [1-9]'
+	limited ds-decode -m "$DS_MODEL" --mtp 2 --mtp-always --stats --log-format json --trace d.json <kv >out 2>d.err
+	"$PYTHON" "$CHECK" d.json d.err | has '^drafts [1-9]'
+}
+
+@test "a run that fails before its first step prints no statistics" {
+	echo "no frames" >kv
+	refused 65 "" ds-decode -m "$DS_MODEL" --stats -i kv
+	refused 66 "no such" ds-decode -m "$DS_MODEL" --stats --trace t.json -i "no such"
+	[ ! -e t.json ] || "$PYTHON" -c 'import json; json.load(open("t.json"))'
+}
+
 @test "the table of --stats has a line a stage, its shares add up, and its tokens are those that were made" {
 	requests 3 9 >in
 	limited ds-prefill -m "$DS_MODEL" --stats <in 2>p.txt >kv
