@@ -1,7 +1,8 @@
 /*
  * What the files of the decode stage share.
  *
- *   decode.c        what arrives: requests, their KV, cancels; requests from beginning to end
+ *   decode.c        requests and their choices, from beginning to end
+ *   decode_arrive.c what arrives: requests, their KV and first tokens, cancels
  *   decode_step.c   who takes part in a step, and the step
  *   decode_emit.c   tokens on their way out: stop strings, frames, how a choice ends
  *   decode_draft.c  speculation: drafts of the MTP layer
@@ -86,6 +87,10 @@ struct decode {
 
 /* ---- decode.c ---- */
 
+/* The request with this stream id, or NULL. */
+struct group *group_find(struct decode *d, const struct source *src, uint64_t stream);
+/* Any of this source. */
+bool group_any(const struct decode *d, const struct source *src);
 /* The choice leaves; the request, too, with its last one. */
 void job_end(struct decode *d, struct job *j);
 void group_end(struct decode *d, struct group *g);

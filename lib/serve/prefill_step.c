@@ -1,0 +1,207 @@
+/* Prompts through the engine, and their frames on their way out. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/time.h"
+#include "serve/prefill_impl.h"
+
+/* ---- handing over ---- */
+
+static int send_kv(struct prefill *p, struct job *j, size_t block)
+{
+	const struct kv_pool *pool = p->w->pool;
+	struct kv_block k = { .first = block * KV_BLOCK, .count = j->prompt.count - block * KV_BLOCK };
+	struct iovec iov = { j->kv.pages[block], pool->block_bytes };
+
+	if (k.count > KV_BLOCK)
+		k.count = KV_BLOCK;
+	/* Rows past the prompt's end hold whatever an earlier owner left: they never leave the process.  Nor does the
+	 * last MTP entry, which is still to be made. */
+	for (size_t l = 0; k.first + k.count == j->prompt.count && l < pool->layers; l++) {
+		size_t row = pool->dim * dtype_size(pool->type);
+		size_t rows = (size_t)k.count - (l == p->w->model->config.layers);
+
+		memset((unsigned char *)iov.iov_base + (l * KV_BLOCK + rows) * row, 0, (KV_BLOCK - rows) * row);
+	}
+	meta_reset(p->meta);
+	kv_block_put(p->meta, &k, pool->type, pool->layers, KV_BLOCK, pool->dim);
+	return stage_send(j->src, FRAME_KV, j->frame.stream, p->meta, &iov, 1, true);
+}
+
+static int send_prefilled(struct prefill *p, struct job *j)
+{
+	size_t n = p->w->model->config.hidden;
+	struct iovec iov = { j->prompt.hidden, n * sizeof(float) };
+
+	meta_reset(p->meta);
+	prefilled_put(p->meta, &j->result);
+	if (!j->prompt.hidden)
+		return stage_send(j->src, FRAME_PREFILLED, j->frame.stream, p->meta, NULL, 0, false);
+	prefilled_put_hidden(p->meta, n);
+	return stage_send(j->src, FRAME_PREFILLED, j->frame.stream, p->meta, &iov, 1, true);
+}
+
+/* Sends what the output takes now; true when all is sent. */
+static bool send_job(struct prefill *p, struct job *j)
+{
+	size_t blocks = kv_blocks_for(j->prompt.count);
+
+	while (j->sent < blocks + 2) {
+		if (source_blocked(j->src))
+			return false;
+		if (j->sent == 0) {
+			stage_forward(j->src, &j->frame);
+		} else if (j->sent <= blocks) {
+			send_kv(p, j, j->sent - 1);
+		} else {
+			send_prefilled(p, j);
+		}
+		j->sent++;
+	}
+	if (j->cancelled)
+		stage_send(j->src, FRAME_CANCEL, j->frame.stream, NULL, NULL, 0, false);
+	return true;
+}
+
+/* In order for each source: a job waits while an earlier one of its source is unsent. */
+static void send_finished(struct prefill *p)
+{
+	struct job *j = TAILQ_FIRST(&p->sending), *next, *k;
+
+	for (; j; j = next) {
+		next = TAILQ_NEXT(j, link);
+		TAILQ_FOREACH(k, &p->sending, link)
+			if (k->src == j->src)
+				break;
+		if (k != j || !send_job(p, j))
+			continue;
+		TAILQ_REMOVE(&p->sending, j, link);
+		source_release(j->src);
+		prefill_job_free(p, j);
+	}
+}
+
+/* ---- computing ---- */
+
+static void fail(struct prefill *p, struct job *j, struct job_list *list, const struct ds_err *why)
+{
+	TAILQ_REMOVE(list, j, link);
+	stage_error(j->src, j->frame.stream, j->request.id, why->code == DS_OS, why);
+	source_release(j->src);
+	prefill_job_free(p, j);
+}
+
+static int begin(struct prefill *p, struct job *j, struct ds_err *err)
+{
+	j->result.n = j->request.n;
+	j->result.first = mem_array(j->request.n, sizeof(*j->result.first));
+	if (!j->result.first)
+		return err_nomem(err, j->request.n * sizeof(*j->result.first), "first tokens");
+	return prompt_begin(p->w, &j->prompt, err);
+}
+
+/* Waiting requests become active in order, as KV memory for the whole prompt is there. */
+static void activate(struct prefill *p)
+{
+	struct ds_err why;
+	struct job *j;
+
+	while ((j = TAILQ_FIRST(&p->waiting)) != NULL) {
+		if (kv_pool_available(p->w->pool) < kv_blocks_for(j->prompt.count))
+			return;
+		if (!j->result.first && begin(p, j, &why)) {
+			fail(p, j, &p->waiting, &why);
+			continue;
+		}
+		if (!kv_seq_reserve(&j->kv, p->w->pool, j->prompt.count))
+			return;
+		j->began_ns = time_mono_ns();
+		TAILQ_REMOVE(&p->waiting, j, link);
+		TAILQ_INSERT_TAIL(&p->active, j, link);
+	}
+}
+
+static size_t fill_step(struct prefill *p)
+{
+	struct work *w = p->w;
+	size_t rows = 0, n = 0;
+	struct job *j;
+
+	TAILQ_FOREACH(j, &p->active, link) {
+		size_t take = prompt_left(&j->prompt);
+
+		if (n == w->max_segs || rows == w->max_rows)
+			break;
+		if (source_blocked(j->src))
+			continue;
+		take = take < p->chunk ? take : p->chunk;
+		take = take < w->max_rows - rows ? take : w->max_rows - rows;
+		p->prompts[n] = &j->prompt;
+		w->segs[n++] = prompt_segment(&j->prompt, take, j->frame.stream);
+		rows += take;
+	}
+	return n;
+}
+
+static void finish(struct prefill *p, struct job *j)
+{
+	struct prefilled *r = &j->result;
+
+	r->position = j->prompt.count;
+	r->usage = (struct usage){ .prompt = j->prompt.count, .hit = j->prompt.hit,
+		.miss = j->prompt.count - j->prompt.hit };
+	r->prefill_ns = (uint64_t)(time_mono_ns() - j->began_ns);
+	TAILQ_REMOVE(&p->active, j, link);
+	TAILQ_INSERT_TAIL(&p->sending, j, link);
+}
+
+/* First tokens of the prompts that are done, then what else the step is needed for, then they leave. */
+static int finish_step(struct prefill *p, size_t n, struct ds_err *err)
+{
+	struct job *j = TAILQ_FIRST(&p->active), *next;
+	struct ds_err why;
+	int rc;
+
+	for (size_t i = 0; j && i < n; j = next) {
+		next = TAILQ_NEXT(j, link);
+		if (p->prompts[i] != &j->prompt)
+			continue;
+		if (p->w->segs[i].want_logits &&
+		    prompt_first(p->w, &j->request, &j->prompt, &p->w->segs[i], j->result.first, &why)) {
+			p->prompts[i] = NULL;
+			fail(p, j, &p->active, &why);
+		}
+		i++;
+	}
+	rc = prompt_stepped(p->w, p->w->segs, p->prompts, n, err);
+	for (j = TAILQ_FIRST(&p->active); j && !rc; j = next) {
+		next = TAILQ_NEXT(j, link);
+		if (!prompt_left(&j->prompt))
+			finish(p, j);
+	}
+	return rc;
+}
+
+int prefill_step(struct prefill *p, bool *busy, struct ds_err *err)
+{
+	size_t n;
+	int rc;
+
+	send_finished(p);
+	activate(p);
+	n = fill_step(p);
+	if (n) {
+		rc = engine_step(p->w->engine, p->w->segs, n, err);
+		if (!rc)
+			rc = work_dumped(p->w, err);
+		if (rc)
+			return rc;
+		rc = finish_step(p, n, err);
+		if (rc)
+			return rc;
+		send_finished(p);
+	}
+	*busy = n > 0;
+	return 0;
+}
