@@ -73,3 +73,34 @@ float e4m3_to_f32(uint8_t code)
 		v = ldexpf((float)m, -9);
 	return code >> 7 ? -v : v;
 }
+
+bool dtype_is_real(enum dtype t)
+{
+	return t == DT_F32 || t == DT_F16 || t == DT_BF16 || t == DT_F8_E4M3;
+}
+
+double value_at(enum dtype t, const void *at, uint64_t i)
+{
+	const uint8_t *p = (const uint8_t *)at + i * dtype_size(t);
+
+	switch (t) {
+	case DT_F32: { float v; memcpy(&v, p, 4); return (double)v; }
+	case DT_F16: { uint16_t v; memcpy(&v, p, 2); return (double)f16_to_f32(v); }
+	case DT_BF16: { uint16_t v; memcpy(&v, p, 2); return (double)bf16_to_f32(v); }
+	case DT_F8_E4M3: return (double)e4m3_to_f32(*p);
+	case DT_I32: { int32_t v; memcpy(&v, p, 4); return v; }
+	case DT_U32: { uint32_t v; memcpy(&v, p, 4); return v; }
+	case DT_I64: { int64_t v; memcpy(&v, p, 8); return (double)v; }
+	default: return *p;
+	}
+}
+
+int64_t int_at(enum dtype t, const void *at, uint64_t i)
+{
+	int64_t v;
+
+	if (t != DT_I64) /* exact as a double */
+		return (int64_t)value_at(t, at, i);
+	memcpy(&v, (const uint8_t *)at + i * sizeof v, sizeof v);
+	return v;
+}

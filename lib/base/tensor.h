@@ -4,6 +4,7 @@
 #ifndef DS_BASE_TENSOR_H
 #define DS_BASE_TENSOR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -65,5 +66,10 @@ static inline uint8_t f32_to_e4m3(float f)
 	code = code > 0x7e ? 0x7e : code;
 	return (uint8_t)(a > 0x7f800000 ? 0x7f : code | sign);
 }
+
+/* Elements where they lie, of any type but DT_NONE, at any alignment. */
+bool dtype_is_real(enum dtype t);                            /* floating-point */
+double value_at(enum dtype t, const void *p, uint64_t i);    /* I64 may lose its last bits */
+int64_t int_at(enum dtype t, const void *p, uint64_t i);     /* of a whole-number type: exact */
 
 #endif

@@ -15,6 +15,9 @@ int meta_unpack(msgpack_zone *zone, msgpack_object *obj, const uint8_t *p, size_
 /* What a builder holds: `pairs` packed key-value pairs without a map header.  DS_BUG or DS_OS if building failed. */
 int meta_built(const struct meta_builder *b, const uint8_t **p, size_t *n, size_t *pairs, struct ds_err *err);
 
+struct jw;
+void meta_json_value(struct jw *w, const msgpack_object *o); /* any value */
+
 uint32_t crc32_add(uint32_t crc, const void *p, size_t n); /* zlib's CRC-32; start with 0 */
 
 static inline uint16_t get_be16(const uint8_t *p) { return (uint16_t)(p[0] << 8 | p[1]); }

@@ -292,6 +292,11 @@ static void json_value(struct jw *w, const msgpack_object *o, bool root)
 	}
 }
 
+void meta_json_value(struct jw *w, const msgpack_object *o)
+{
+	json_value(w, o, false);
+}
+
 void meta_json(struct jw *w, struct meta m)
 {
 	if (m.obj) {

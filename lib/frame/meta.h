@@ -34,6 +34,21 @@ enum meta_result meta_cstr(struct meta m, const char *key, char *dst, size_t cap
 enum meta_result meta_map(struct meta m, const char *key, struct meta *v);
 enum meta_result meta_array(struct meta m, const char *key, struct meta *v, size_t *n);
 
+/* Keys of a map that are not in the list, which NULL ends. */
+size_t meta_others(struct meta m, const char *const *known);
+/*
+ * What two values differ in first: keys of maps are compared by name, numbers by value, what `skip` says of a key is
+ * left out.  near (may be NULL): says of two reals that differ whether they are close enough.  True: they differ; path
+ * ("usage.hit", "stop[2]") and both values as JSON text, each cut to its capacity.
+ */
+struct meta_compare {
+	bool (*skip)(const char *key, size_t n);
+	bool (*near)(void *ctx, double a, double b);
+	void *ctx;
+};
+struct meta_difference { char path[200], a[200], b[200]; };
+bool meta_differ(struct meta a, struct meta b, const struct meta_compare *how, struct meta_difference *d);
+
 /* Elements of an array. */
 enum meta_result meta_at_uint(struct meta a, size_t i, uint64_t *v);
 enum meta_result meta_at_real(struct meta a, size_t i, double *v);

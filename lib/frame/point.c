@@ -55,7 +55,7 @@ bool point_parse(const char *text, size_t n, struct point *p)
 			p->layer = 0;
 		}
 	}
-	if (!n || n >= sizeof p->name || memchr(text, 0, n))
+	if (!n || n > POINT_NAME_BYTES || memchr(text, 0, n))
 		return false;
 	memcpy(p->name, text, n);
 	return true;
@@ -152,8 +152,9 @@ static const char *read_point(const struct frame *f, struct point_frame *p)
 	enum meta_result layer = meta_uint(f->meta, "layer", &p->point.layer);
 	enum meta_result step = meta_uint(f->meta, "step", &p->step);
 
-	if (meta_cstr(f->meta, "point", p->point.name, sizeof p->point.name) != META_OK || !p->point.name[0])
-		return "'point' is no text of 1 to 63 bytes";
+	if (meta_cstr(f->meta, "point", p->point.name, POINT_NAME_BYTES + 1) != META_OK ||
+		!p->point.name[0])
+		return "'point' is no text of 1 to 100 bytes";
 	if (layer == META_TYPE || p->point.layer > UINT32_MAX)
 		return "'layer' is no whole number below 2^32";
 	if (step == META_TYPE)

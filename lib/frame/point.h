@@ -10,7 +10,11 @@
 
 #include "frame/frame.h"
 
-enum { POINT_NAME_MAX = 64, POINT_FRAME_BYTES = 64 << 20 };
+enum {
+	POINT_NAME_MAX = 160,         /* room for what other tensors are called in comparisons */
+	POINT_NAME_BYTES = 100,       /* longest name of a point in a frame */
+	POINT_FRAME_BYTES = 64 << 20,
+};
 
 /* The points that the engine knows, in the order in which a step reaches them, ended by a NULL name. */
 struct point_kind { const char *name; bool layered, moe; };
@@ -24,7 +28,7 @@ struct point {
 
 /* "layer.3.attn_out" into dst. */
 void point_format(const struct point *p, char dst[POINT_NAME_MAX + 32]);
-/* The opposite.  Any other text of 1 to 63 bytes is a point of no layer; false: too long, empty, or a layer over
+/* The opposite.  Any other text of 1 to 100 bytes is a point of no layer; false: too long, empty, or a layer over
  * 2^32. */
 bool point_parse(const char *text, size_t n, struct point *p);
 /* In the order of a step: of no layer and before them, by layer, after them; unknown ones by name behind known ones. */

@@ -1,0 +1,74 @@
+/* Shared by the files of ds-frame diff. */
+#ifndef DS_FRAME_DIFF_H
+#define DS_FRAME_DIFF_H
+
+#include "frame/capture.h"
+#include "frame/tools.h"
+
+enum { SIDE_A, SIDE_B };
+
+/* How a row of b differs from the same row of a.  Elements that are bit for bit the same, or both NaN, do not. */
+struct row_diff {
+	bool differs;
+	double abs;       /* largest |a - b|; infinite where one is NaN, or one infinite */
+	double rel;       /* ||a - b|| / ||a||; infinite where abs is, or a is all zero */
+	double cos;       /* of the angle between a and b; 1 where both are zero, NaN where abs is infinite */
+	uint64_t col;     /* of the largest, and its values */
+	double a, b;
+};
+void row_compare(enum dtype ta, const void *a, enum dtype tb, const void *b, uint64_t cols, struct row_diff *d);
+
+struct diff_point {
+	struct point point;
+	uint64_t rows, only[2], differing, over; /* over: by more than allowed */
+	uint64_t other_shape;                    /* rows of another width: they differ, and nothing more is said */
+	bool whole;                              /* of integers */
+	double abs, rel, cos;                    /* the worst of all rows */
+	uint64_t stream, position;               /* of the row with the largest rel */
+	struct row_diff worst;
+};
+
+struct diff_request {
+	uint64_t stream, choice, tokens[2];
+	bool differs, over;                      /* tokens differ: from `index` on */
+	uint64_t index;
+	uint32_t id[2];
+	bool has[2];                             /* there is a token at index */
+	double logprob;                          /* largest difference before that */
+	uint64_t logprobs, over_logprobs;        /* compared; apart by more than allowed, or on one side only */
+	uint64_t other;                          /* tokens whose frames differ in other keys */
+	struct meta_difference first_other;
+};
+
+struct diff_frame {                              /* a frame that differs, or that one side lacks */
+	unsigned type;
+	uint64_t stream, ordinal;
+	bool has[2];
+	struct meta_difference d;
+};
+
+struct diff {
+	struct capture c[2];
+	struct diff_options o;
+	size_t *rank[2];             /* key of a capture -> point */
+	struct diff_point *points;
+	size_t point_count;
+	struct diff_request *requests;
+	size_t request_count, request_cap;
+	struct diff_frame *frames;
+	size_t frame_count, frame_cap;
+	uint64_t frames_compared;
+};
+
+bool diff_near(void *diff, double a, double b);                /* within tol or atol */
+int diff_rows(struct diff *d, struct ds_err *err);             /* the captures are settled */
+int diff_tokens(struct diff *d, struct ds_err *err);
+int diff_frames(struct diff *d, struct ds_err *err);
+bool diff_point_bad(const struct diff *d, const struct diff_point *p);
+bool diff_request_bad(const struct diff *d, const struct diff_request *r);
+bool diff_frame_bad(const struct diff *d, const struct diff_frame *f);
+bool diff_bad(const struct diff *d);
+/* Prints; DS_IO, DS_OS. */
+int diff_print(const struct diff *d, bool json, struct ds_err *err);
+
+#endif

@@ -1,0 +1,375 @@
+/* ds-frame diff: what it found, as a table and as JSON. */
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "frame/diff.h"
+
+enum { NAME_TEXT = 24 };
+
+static const char *name_of(const struct diff *d, uint64_t stream, char text[REQUEST_ID_MAX + 1])
+{
+	const char *name = capture_name(&d->c[SIDE_A], stream);
+
+	if (!name)
+		name = capture_name(&d->c[SIDE_B], stream);
+	if (name)
+		return name;
+	snprintf(text, REQUEST_ID_MAX + 1, "%016llx", (unsigned long long)stream);
+	return text;
+}
+
+static const char *side_name(const struct diff *d, int side)
+{
+	return d->c[side].name;
+}
+
+/* A line; names in it come from outside. */
+static __attribute__((format(printf, 2, 3))) void line(struct buf *out, const char *fmt, ...)
+{
+	char *text;
+	va_list ap;
+	int n;
+
+	va_start(ap, fmt);
+	n = vasprintf(&text, fmt, ap);
+	va_end(ap);
+	if (n < 0) {
+		out->nomem = true;
+		return;
+	}
+	err_one_line(text);
+	buf_str(out, text);
+	buf_str(out, "\n");
+	free(text);
+}
+
+
+/* ---- tensors ---- */
+
+static void number(char text[16], double v, bool known)
+{
+	if (!known)
+		snprintf(text, 16, "-");
+	else
+		snprintf(text, 16, "%.3g", v);
+}
+
+static void print_point(const struct diff *d, const struct diff_point *p, struct buf *out)
+{
+	char name[POINT_NAME_MAX + 32], abs[16], rel[16], cos[16], worst[200] = "", id[REQUEST_ID_MAX + 1];
+	bool known = !p->whole && p->rows > p->other_shape;
+
+	point_format(&p->point, name);
+	number(abs, p->abs, known);
+	number(rel, p->rel, known);
+	if (known && isfinite(p->cos))
+		snprintf(cos, sizeof cos, "%.9g", p->cos);
+	else
+		number(cos, p->cos, false);
+	if (p->differing > p->other_shape)
+		snprintf(worst, sizeof worst, "  %s %llu [%llu] %.6g %.6g", name_of(d, p->stream, id),
+			(unsigned long long)p->position, (unsigned long long)p->worst.col, p->worst.a, p->worst.b);
+	if (p->other_shape)
+		snprintf(worst, sizeof worst, "  %llu rows of other widths", (unsigned long long)p->other_shape);
+	line(out, "%c %-*s %8llu %8llu %10s %10s %12s%s", diff_point_bad(d, p) ? '*' : ' ', NAME_TEXT, name,
+		(unsigned long long)p->rows, (unsigned long long)p->differing, abs, rel, cos, worst);
+	for (int s = 0; s < 2; s++)
+		if (p->only[s])
+			line(out, "%c   %llu rows only in %s", d->o.common ? ' ' : '*',
+				(unsigned long long)p->only[s], side_name(d, s));
+}
+
+static const struct diff_point *first_bad(const struct diff *d)
+{
+	for (size_t i = 0; i < d->point_count; i++)
+		if (d->points[i].over)
+			return &d->points[i];
+	return NULL;
+}
+
+/* With --common, what one side lacks altogether is only counted. */
+static void print_lacking(const struct diff *d, struct buf *out)
+{
+	for (int s = 0; s < 2; s++) {
+		size_t n = 0;
+
+		for (size_t i = 0; i < d->point_count; i++)
+			n += d->points[i].only[s] && !d->points[i].rows;
+		if (n)
+			line(out, "  %zu tensors only in %s", n, side_name(d, s));
+	}
+}
+
+static void print_points(const struct diff *d, struct buf *out)
+{
+	const struct diff_point *first = first_bad(d);
+	char name[POINT_NAME_MAX + 32];
+
+	if (!d->point_count)
+		return;
+	line(out, "  %-*s %8s %8s %10s %10s %12s  %s", NAME_TEXT, "tensor", "rows", "differ", "max abs", "max rel",
+		"least cos", "worst row: request, position, [column], values");
+	for (size_t i = 0; i < d->point_count; i++)
+		if (d->points[i].rows || !d->o.common)
+			print_point(d, &d->points[i], out);
+	if (d->o.common)
+		print_lacking(d, out);
+	if (!first)
+		return;
+	point_format(&first->point, name);
+	line(out, "first %s: %s, %llu of %llu rows", d->o.tol >= 0 || d->o.atol >= 0 ? "over tolerance" : "difference",
+		name, (unsigned long long)first->over, (unsigned long long)first->rows);
+}
+
+/* ---- tokens and frames ---- */
+
+static void side_token(char text[32], const struct diff_request *r, int side)
+{
+	if (r->has[side])
+		snprintf(text, 32, "%u", r->id[side]);
+	else
+		snprintf(text, 32, "none");
+}
+
+static void print_request(const struct diff *d, const struct diff_request *r, struct buf *out)
+{
+	char id[REQUEST_ID_MAX + 1], label[REQUEST_ID_MAX + 40], token[2][32];
+
+	snprintf(label, sizeof label, "%s", name_of(d, r->stream, id));
+	if (r->choice)
+		snprintf(label + strlen(label), sizeof label - strlen(label), " choice %llu",
+			(unsigned long long)r->choice);
+	if (!r->tokens[0] || !r->tokens[1]) {
+		line(out, "%c %s: %llu tokens only in %s", d->o.common ? ' ' : '*', label,
+			(unsigned long long)(r->tokens[0] + r->tokens[1]), side_name(d, r->tokens[0] ? SIDE_A : SIDE_B));
+		return;
+	}
+	for (int s = 0; s < 2; s++)
+		side_token(token[s], r, s);
+	if (r->differs)
+		line(out, "* %s: token %llu is %s in %s, %s in %s", label, (unsigned long long)r->index, token[0],
+			side_name(d, SIDE_A), token[1], side_name(d, SIDE_B));
+	if (r->over_logprobs)
+		line(out, "* %s: %llu logprobs differ, by %.3g at most", label, (unsigned long long)r->over_logprobs,
+			r->logprob);
+	if (r->other)
+		line(out, "* %s: %llu tokens differ in other keys, first '%s': %s, %s", label,
+			(unsigned long long)r->other, r->first_other.path, r->first_other.a, r->first_other.b);
+}
+
+static void print_requests(const struct diff *d, struct buf *out)
+{
+	uint64_t tokens = 0, logprobs = 0;
+	double apart_by = 0;
+
+	if (!d->request_count)
+		return;
+	for (size_t i = 0; i < d->request_count; i++) {
+		const struct diff_request *r = &d->requests[i];
+
+		if (!r->tokens[0] || !r->tokens[1] || r->differs || r->over_logprobs || r->other)
+			print_request(d, r, out);
+		tokens += r->differs ? r->index : r->tokens[0] < r->tokens[1] ? r->tokens[0] : r->tokens[1];
+		logprobs += r->logprobs;
+		apart_by = fmax(apart_by, r->logprob);
+	}
+	line(out, "  %zu answers, %llu tokens the same before any difference, %llu logprobs within %.3g",
+		d->request_count, (unsigned long long)tokens, (unsigned long long)logprobs, apart_by);
+}
+
+static void print_frame(const struct diff *d, const struct diff_frame *f, struct buf *out)
+{
+	char id[REQUEST_ID_MAX + 1], at[40] = "";
+	char mark = diff_frame_bad(d, f) ? '*' : ' ';
+
+	if (f->ordinal)
+		snprintf(at, sizeof at, " number %llu", (unsigned long long)f->ordinal + 1);
+	if (f->has[0] && f->has[1])
+		line(out, "%c %s of %s%s: '%s' is %s in %s, %s in %s", mark, frame_type_name(f->type),
+			name_of(d, f->stream, id), at, f->d.path, *f->d.a ? f->d.a : "absent", side_name(d, SIDE_A),
+			*f->d.b ? f->d.b : "absent", side_name(d, SIDE_B));
+	else
+		line(out, "%c %s of %s%s: only in %s", mark, frame_type_name(f->type), name_of(d, f->stream, id), at,
+			side_name(d, f->has[0] ? SIDE_A : SIDE_B));
+}
+
+static void print_text(const struct diff *d, struct buf *out)
+{
+	const char *a = d->c[0].hello.model, *b = d->c[1].hello.model;
+
+	if (*a && *b && strcmp(a, b) != 0)
+		line(out, "  models: %s in %s, %s in %s", a, side_name(d, SIDE_A), b, side_name(d, SIDE_B));
+	print_points(d, out);
+	print_requests(d, out);
+	for (size_t i = 0; i < d->frame_count; i++)
+		print_frame(d, &d->frames[i], out);
+	if (d->frames_compared)
+		line(out, "  %llu other frames compared", (unsigned long long)d->frames_compared);
+	line(out, "%s", diff_bad(d) ? "different" : "the same");
+}
+
+/* ---- JSON ---- */
+
+static void put_count(struct jw *w, const char *key, uint64_t v)
+{
+	jw_key(w, key);
+	jw_uint(w, v);
+}
+
+static void put_real(struct jw *w, const char *key, double v)
+{
+	jw_key(w, key);
+	jw_real(w, v);
+}
+
+static void put_text(struct jw *w, const char *key, const char *s)
+{
+	jw_key(w, key);
+	jw_strn(w, s, strlen(s));
+}
+
+static void put_pair(struct jw *w, const char *key, const uint64_t v[2])
+{
+	jw_key(w, key);
+	jw_arr(w);
+	jw_uint(w, v[0]);
+	jw_uint(w, v[1]);
+	jw_arr_end(w);
+}
+
+static void put_point(struct jw *w, const struct diff *d, const struct diff_point *p)
+{
+	char name[POINT_NAME_MAX + 32], id[REQUEST_ID_MAX + 1];
+	bool known = !p->whole && p->rows > p->other_shape;
+
+	point_format(&p->point, name);
+	jw_obj(w);
+	put_text(w, "tensor", name);
+	put_count(w, "rows", p->rows);
+	put_pair(w, "only", p->only);
+	put_count(w, "differ", p->differing);
+	put_count(w, "over", p->over);
+	put_count(w, "other_width", p->other_shape);
+	put_real(w, "max_abs", known ? p->abs : (double)NAN);
+	put_real(w, "max_rel", known ? p->rel : (double)NAN);
+	put_real(w, "least_cos", known ? p->cos : (double)NAN);
+	if (p->differing > p->other_shape) {
+		jw_key(w, "worst");
+		jw_obj(w);
+		put_text(w, "request", name_of(d, p->stream, id));
+		put_count(w, "position", p->position);
+		put_count(w, "column", p->worst.col);
+		put_real(w, "a", p->worst.a);
+		put_real(w, "b", p->worst.b);
+		jw_obj_end(w);
+	}
+	jw_obj_end(w);
+}
+
+static void put_request(struct jw *w, const struct diff *d, const struct diff_request *r)
+{
+	char id[REQUEST_ID_MAX + 1];
+
+	jw_obj(w);
+	put_text(w, "request", name_of(d, r->stream, id));
+	put_count(w, "choice", r->choice);
+	put_pair(w, "tokens", r->tokens);
+	jw_key(w, "differs_at");
+	if (r->differs) {
+		jw_uint(w, r->index);
+		jw_key(w, "ids");
+		jw_arr(w);
+		for (int s = 0; s < 2; s++)
+			if (r->has[s])
+				jw_uint(w, r->id[s]);
+			else
+				jw_null(w);
+		jw_arr_end(w);
+	} else {
+		jw_null(w);
+	}
+	put_count(w, "logprobs", r->logprobs);
+	put_count(w, "logprobs_over", r->over_logprobs);
+	put_real(w, "max_logprob", r->logprob);
+	put_count(w, "other_keys", r->other);
+	jw_obj_end(w);
+}
+
+static void put_frame(struct jw *w, const struct diff *d, const struct diff_frame *f)
+{
+	char id[REQUEST_ID_MAX + 1];
+
+	jw_obj(w);
+	put_text(w, "type", frame_type_name(f->type));
+	put_text(w, "request", name_of(d, f->stream, id));
+	put_count(w, "number", f->ordinal);
+	jw_key(w, "in");
+	jw_arr(w);
+	jw_bool(w, f->has[0]);
+	jw_bool(w, f->has[1]);
+	jw_arr_end(w);
+	put_text(w, "key", f->d.path);
+	put_text(w, "a", f->d.a);
+	put_text(w, "b", f->d.b);
+	jw_obj_end(w);
+}
+
+static void print_json(const struct diff *d, struct buf *out)
+{
+	const struct diff_point *first = first_bad(d);
+	char name[POINT_NAME_MAX + 32];
+	struct jw w;
+
+	jw_init(&w, out);
+	jw_obj(&w);
+	jw_key(&w, "same");
+	jw_bool(&w, !diff_bad(d));
+	jw_key(&w, "models");
+	jw_arr(&w);
+	jw_str(&w, d->c[0].hello.model);
+	jw_str(&w, d->c[1].hello.model);
+	jw_arr_end(&w);
+	jw_key(&w, "first_over");
+	if (first) {
+		point_format(&first->point, name);
+		jw_str(&w, name);
+	} else {
+		jw_null(&w);
+	}
+	jw_key(&w, "tensors");
+	jw_arr(&w);
+	for (size_t i = 0; i < d->point_count; i++)
+		put_point(&w, d, &d->points[i]);
+	jw_arr_end(&w);
+	jw_key(&w, "answers");
+	jw_arr(&w);
+	for (size_t i = 0; i < d->request_count; i++)
+		put_request(&w, d, &d->requests[i]);
+	jw_arr_end(&w);
+	put_count(&w, "frames_compared", d->frames_compared);
+	jw_key(&w, "frames");
+	jw_arr(&w);
+	for (size_t i = 0; i < d->frame_count; i++)
+		put_frame(&w, d, &d->frames[i]);
+	jw_arr_end(&w);
+	jw_obj_end(&w);
+	buf_str(out, "\n");
+}
+
+int diff_print(const struct diff *d, bool json, struct ds_err *err)
+{
+	struct buf out = { 0 };
+	int rc = 0;
+
+	(json ? print_json : print_text)(d, &out);
+	if (out.nomem)
+		rc = err_nomem(err, out.len, "a table");
+	else if (fwrite(out.p, 1, out.len, stdout) != out.len)
+		rc = err_errno(err, DS_IO, "cannot write to '<stdout>'");
+	buf_free(&out);
+	return rc;
+}

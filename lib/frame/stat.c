@@ -1,0 +1,336 @@
+/* ds-frame stat: how much of what a capture holds, and how its requests went. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/map.h"
+#include "frame/input.h"
+#include "frame/messages.h"
+#include "frame/tools.h"
+
+struct by_type { uint64_t frames, bytes, tensors, tensor_bytes; };
+
+struct by_point { struct point point; uint64_t frames, rows, bytes; };
+
+struct by_request {
+	uint64_t stream, prompt, tokens;
+	uint64_t arrival, first, last; /* ns; 0: not said */
+	char id[REQUEST_ID_MAX + 1], end[24];
+};
+
+struct stat_table {
+	struct by_type types[FRAME_TYPE_COUNT];
+	struct by_point *points;
+	struct by_request *requests;
+	size_t point_count, point_cap, request_count, request_cap;
+	struct map streams;            /* stream -> request */
+	uint64_t bytes;
+};
+
+/* ---- counting ---- */
+
+static int grow(void **p, size_t *cap, size_t n, size_t size, struct ds_err *err)
+{
+	void *more;
+
+	if (n < *cap)
+		return 0;
+	more = mem_realloc(*p, *cap ? 2 * *cap : 64, size);
+	if (!more)
+		return err_nomem(err, n * size, "a table");
+	*p = more;
+	*cap = *cap ? 2 * *cap : 64;
+	return 0;
+}
+
+static int request_of(struct stat_table *t, uint64_t stream, struct by_request **out, struct ds_err *err)
+{
+	bool fresh;
+	size_t *at = map_at(&t->streams, stream, &fresh);
+	int rc;
+
+	if (!at)
+		return err_nomem(err, t->streams.n, "streams");
+	if (fresh) {
+		rc = grow((void **)&t->requests, &t->request_cap, t->request_count, sizeof *t->requests, err);
+		if (rc)
+			return rc;
+		*at = t->request_count++;
+		t->requests[*at] = (struct by_request){ .stream = stream };
+	}
+	*out = &t->requests[*at];
+	return 0;
+}
+
+static void count_request(struct by_request *r, const struct frame *f)
+{
+	struct frame_tensor tokens;
+	struct ds_err ignored;
+	uint64_t t;
+
+	switch (f->type) {
+	case FRAME_REQUEST:
+		meta_cstr(f->meta, "id", r->id, sizeof r->id);
+		meta_uint(f->meta, "arrival_ns", &r->arrival);
+		if (frame_tensor_get(f, "tokens", &tokens, &ignored) == 0)
+			r->prompt = tokens.nbytes / dtype_size(tokens.type);
+		break;
+	case FRAME_TOKEN:
+		r->tokens++;
+		if (meta_uint(f->meta, "t_ns", &t) != META_OK)
+			break;
+		if (!r->first)
+			r->first = t;
+		r->last = t;
+		break;
+	case FRAME_DONE:
+		meta_cstr(f->meta, "id", r->id, sizeof r->id);
+		if (meta_cstr(f->meta, "finish_reason", r->end, sizeof r->end) != META_OK)
+			snprintf(r->end, sizeof r->end, "done");
+		break;
+	case FRAME_ERROR:
+		meta_cstr(f->meta, "id", r->id, sizeof r->id);
+		snprintf(r->end, sizeof r->end, "error");
+		if (meta_uint(f->meta, "code", &t) == META_OK && t < 256)
+			snprintf(r->end, sizeof r->end, "error %d", (int)t);
+		break;
+	default:
+		break;
+	}
+}
+
+/* By point, its layers together. */
+static int count_point(struct stat_table *t, const struct frame *f, struct ds_err *err)
+{
+	struct point_frame p;
+	struct by_point *b;
+	size_t i = 0;
+	int rc = point_frame_get(f, &p, err);
+
+	if (rc)
+		return rc;
+	p.point.layer = 0;
+	while (i < t->point_count && point_compare(&t->points[i].point, &p.point) != 0)
+		i++;
+	if (i == t->point_count) {
+		if (i == 1000)
+			return 0; /* names without number are somebody's joke */
+		rc = grow((void **)&t->points, &t->point_cap, i, sizeof *t->points, err);
+		if (rc)
+			return rc;
+		t->points[t->point_count++] = (struct by_point){ .point = p.point };
+	}
+	b = &t->points[i];
+	b->frames++;
+	b->rows += p.rows;
+	b->bytes += p.t.nbytes;
+	return 0;
+}
+
+static int stat_frame(struct frame *f, void *ctx, struct ds_err *err)
+{
+	struct stat_table *t = ctx;
+	struct by_type *b = &t->types[f->type];
+	struct by_request *r = NULL;
+	struct frame_tensor tensor;
+	int rc = 0;
+
+	b->frames++;
+	b->bytes += f->data_len;
+	for (size_t i = 0; !rc && i < frame_tensor_count(f); i++) {
+		rc = frame_tensor_at(f, i, &tensor, err);
+		b->tensors++;
+		b->tensor_bytes += tensor.nbytes;
+	}
+	if (!rc && point_frame_is(f))
+		return count_point(t, f, err);
+	if (rc || !f->stream || f->type == FRAME_TENSOR)
+		return rc;
+	rc = request_of(t, f->stream, &r, err);
+	if (!rc)
+		count_request(r, f);
+	return rc;
+}
+
+/* ---- figures ---- */
+
+static double first_ms(const struct by_request *r)
+{
+	return r->arrival && r->first >= r->arrival ? (double)(r->first - r->arrival) / 1e6 : (double)NAN;
+}
+
+static double token_ms(const struct by_request *r)
+{
+	return r->tokens > 1 && r->last >= r->first && r->first ?
+		(double)(r->last - r->first) / 1e6 / (double)(r->tokens - 1) : (double)NAN;
+}
+
+static int compare_points(const void *a, const void *b)
+{
+	return point_compare(&((const struct by_point *)a)->point, &((const struct by_point *)b)->point);
+}
+
+static void point_label(const struct by_point *p, char label[POINT_NAME_MAX + 32])
+{
+	snprintf(label, POINT_NAME_MAX + 32, "%s%s", p->point.layered ? "layer.*." : "", p->point.name);
+}
+
+/* ---- as text ---- */
+
+static void add_ms(struct buf *b, double ms)
+{
+	if (isnan(ms))
+		buf_printf(b, " %10s", "-");
+	else
+		buf_printf(b, " %10.2f", ms);
+}
+
+static void print_requests(const struct stat_table *t, struct buf *b)
+{
+	if (!t->request_count)
+		return;
+	buf_printf(b, "\n%-24s %-16s %8s %8s %10s %10s  %s\n", "request", "stream", "prompt", "tokens", "first ms",
+		"ms/token", "end");
+	for (size_t i = 0; i < t->request_count; i++) {
+		const struct by_request *r = &t->requests[i];
+		char id[REQUEST_ID_MAX + 1];
+
+		memcpy(id, r->id, sizeof id);
+		err_one_line(id);
+		buf_printf(b, "%-24s %016llx %8llu %8llu", *id ? id : "-", (unsigned long long)r->stream,
+			(unsigned long long)r->prompt, (unsigned long long)r->tokens);
+		add_ms(b, first_ms(r));
+		add_ms(b, token_ms(r));
+		buf_printf(b, "  %s\n", *r->end ? r->end : "-");
+	}
+}
+
+static void print_text(const struct stat_table *t, struct buf *b)
+{
+	buf_printf(b, "%-24s %10s %14s %10s %14s\n", "type", "frames", "bytes", "tensors", "their bytes");
+	for (unsigned i = 1; i < FRAME_TYPE_COUNT; i++)
+		if (t->types[i].frames)
+			buf_printf(b, "%-24s %10llu %14llu %10llu %14llu\n", frame_type_name(i),
+				(unsigned long long)t->types[i].frames, (unsigned long long)t->types[i].bytes,
+				(unsigned long long)t->types[i].tensors,
+				(unsigned long long)t->types[i].tensor_bytes);
+	if (t->point_count)
+		buf_printf(b, "\n%-24s %10s %14s %10s\n", "point", "frames", "bytes", "rows");
+	for (size_t i = 0; i < t->point_count; i++) {
+		const struct by_point *p = &t->points[i];
+		char label[POINT_NAME_MAX + 32];
+
+		point_label(p, label);
+		err_one_line(label);
+		buf_printf(b, "%-24s %10llu %14llu %10llu\n", label, (unsigned long long)p->frames,
+			(unsigned long long)p->bytes, (unsigned long long)p->rows);
+	}
+	print_requests(t, b);
+}
+
+/* ---- as JSON ---- */
+
+static void put_count(struct jw *w, const char *key, uint64_t v)
+{
+	jw_key(w, key);
+	jw_uint(w, v);
+}
+
+static void put_text(struct jw *w, const char *key, const char *s)
+{
+	jw_key(w, key);
+	if (*s)
+		jw_str(w, s);
+	else
+		jw_null(w);
+}
+
+static void put_request(struct jw *w, const struct by_request *r)
+{
+	char stream[17];
+
+	snprintf(stream, sizeof stream, "%016llx", (unsigned long long)r->stream);
+	jw_obj(w);
+	put_text(w, "id", r->id);
+	put_text(w, "stream", stream);
+	put_count(w, "prompt", r->prompt);
+	put_count(w, "tokens", r->tokens);
+	jw_key(w, "first_ms");
+	jw_real(w, first_ms(r));
+	jw_key(w, "ms_per_token");
+	jw_real(w, token_ms(r));
+	put_text(w, "end", r->end);
+	jw_obj_end(w);
+}
+
+static void print_json(const struct stat_table *t, struct buf *b)
+{
+	struct jw w;
+
+	jw_init(&w, b);
+	jw_obj(&w);
+	put_count(&w, "bytes", t->bytes);
+	jw_key(&w, "types");
+	jw_obj(&w);
+	for (unsigned i = 1; i < FRAME_TYPE_COUNT; i++) {
+		if (!t->types[i].frames)
+			continue;
+		jw_key(&w, frame_type_name(i));
+		jw_obj(&w);
+		put_count(&w, "frames", t->types[i].frames);
+		put_count(&w, "bytes", t->types[i].bytes);
+		put_count(&w, "tensors", t->types[i].tensors);
+		put_count(&w, "tensor_bytes", t->types[i].tensor_bytes);
+		jw_obj_end(&w);
+	}
+	jw_obj_end(&w);
+	jw_key(&w, "points");
+	jw_arr(&w);
+	for (size_t i = 0; i < t->point_count; i++) {
+		char label[POINT_NAME_MAX + 32];
+
+		point_label(&t->points[i], label);
+		jw_obj(&w);
+		put_text(&w, "point", label);
+		put_count(&w, "frames", t->points[i].frames);
+		put_count(&w, "rows", t->points[i].rows);
+		put_count(&w, "bytes", t->points[i].bytes);
+		jw_obj_end(&w);
+	}
+	jw_arr_end(&w);
+	jw_key(&w, "requests");
+	jw_arr(&w);
+	for (size_t i = 0; i < t->request_count; i++)
+		put_request(&w, &t->requests[i]);
+	jw_arr_end(&w);
+	jw_obj_end(&w);
+	buf_str(b, "\n");
+}
+
+int tool_stat(const struct tool_options *o, const char *path, struct ds_err *err)
+{
+	struct stat_table t = { 0 };
+	struct buf b = { 0 };
+	struct input in;
+	int rc = input_open(&in, path, o->force, err);
+
+	if (rc)
+		return rc;
+	rc = input_frames(&in, o->max_frame, true, stat_frame, &t, &t.bytes, err);
+	input_close(&in);
+	if (!rc) {
+		qsort(t.points, t.point_count, sizeof *t.points, compare_points);
+		(o->json ? print_json : print_text)(&t, &b);
+		if (b.nomem)
+			rc = err_nomem(err, b.len, "a table");
+		else if (fwrite(b.p, 1, b.len, stdout) != b.len)
+			rc = err_errno(err, DS_IO, "cannot write to '<stdout>'");
+	}
+	buf_free(&b);
+	map_free(&t.streams);
+	free(t.points);
+	free(t.requests);
+	return rc;
+}

@@ -1,0 +1,277 @@
+/* ds-frame unpack: a safetensors file as a capture. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/version.h"
+#include "frame/hello.h"
+#include "frame/slice.h"
+#include "model/pack.h"
+#include "model/safetensors.h"
+
+/* ---- maps of names ---- */
+
+static size_t stars(const char *s, size_t n)
+{
+	size_t k = 0;
+
+	for (size_t i = 0; i < n; i++)
+		k += s[i] == '*';
+	return k;
+}
+
+enum { MAP_STARS = 8 };
+
+int map_check(const char *map, struct ds_err *err)
+{
+	const char *equal = strchr(map, '=');
+
+	if (!equal || equal == map || !equal[1])
+		return err_set(err, DS_USAGE, "--map: '%s' is not FROM=TO", map);
+	if (stars(map, (size_t)(equal - map)) > MAP_STARS ||
+		stars(equal + 1, strlen(equal + 1)) > stars(map, (size_t)(equal - map)))
+		return err_set(err, DS_USAGE, "--map: '%s': at most 8 stars, and none in TO that FROM does not have", map);
+	return 0;
+}
+
+struct piece { size_t from, to; };
+
+/* Matches a pattern whose only wildcard is the star; each takes as little as it can but for the last before a
+ * mismatch, which takes more: linear, and complete for such patterns. */
+static bool match(const char *p, size_t pn, const char *s, size_t n, struct piece *star)
+{
+	size_t i = 0, j = 0, last = SIZE_MAX, k = 0;
+
+	while (j < n) {
+		if (i < pn && p[i] == '*') {
+			last = i++;
+			star[k++] = (struct piece){ j, j };
+		} else if (i < pn && p[i] == s[j]) {
+			i++;
+			j++;
+		} else if (last != SIZE_MAX) {
+			i = last + 1;
+			j = ++star[k - 1].to;
+		} else {
+			return false;
+		}
+	}
+	while (i < pn && p[i] == '*') {
+		star[k++] = (struct piece){ n, n };
+		i++;
+	}
+	return i == pn;
+}
+
+bool map_name(const char *map, const char *name, size_t n, char *dst, size_t cap)
+{
+	const char *equal = strchr(map, '=');
+	struct piece star[MAP_STARS];
+	size_t used = 0, k = 0;
+
+	if (!match(map, (size_t)(equal - map), name, n, star))
+		return false;
+	for (const char *t = equal + 1; *t; t++) {
+		const char *from = *t == '*' ? name + star[k].from : t;
+		size_t len = *t == '*' ? star[k].to - star[k].from : 1;
+
+		k += *t == '*';
+		if (used + len >= cap)
+			return false;
+		memcpy(dst + used, from, len);
+		used += len;
+	}
+	dst[used] = 0;
+	return true;
+}
+
+/* ---- one tensor ---- */
+
+struct unpack {
+	struct slice_out out;
+	const struct unpack_options *u;
+	struct st_file file;
+	struct point_rows *segs;
+	size_t seg_cap, written;
+};
+
+static int bad(const struct unpack *u, const struct st_tensor *t, const char *why, struct ds_err *err)
+{
+	return err_set(err, DS_DATA, "cannot use '%s': tensor '%.*s': %s", u->file.path, (int)t->name_len, t->name,
+		why);
+}
+
+/* The name it gets; false: it is left out. */
+static bool rename_tensor(const struct unpack *u, const struct st_tensor *t, char *name, size_t cap)
+{
+	const struct opt_list *maps = u->u->maps;
+
+	for (size_t i = 0; i < maps->n; i++)
+		if (map_name(maps->v[i], t->name, t->name_len, name, cap))
+			return true;
+	snprintf(name, cap, "%.*s", (int)t->name_len, t->name);
+	return !maps->n;
+}
+
+static uint64_t stream_of(const struct unpack *u, const char *name, const char **point)
+{
+	const char *slash = strchr(name, '/'), *request = u->u->request ? u->u->request : "r0";
+	size_t n = slash ? (size_t)(slash - name) : 0;
+
+	*point = slash ? slash + 1 : name;
+	if (!slash)
+		return frame_stream_id(request, strlen(request));
+	if (n == 16 && strspn(name, "0123456789abcdef") == 16)
+		return strtoull(name, NULL, 16);
+	return frame_stream_id(name, n);
+}
+
+/* [rows, columns] of what may have a batch of one in front, or heads behind. */
+static const char *flatten(const struct st_tensor *t, uint64_t *rows, uint64_t *cols)
+{
+	uint32_t first = 0;
+
+	while (t->rank - first > 2 && t->shape[first] == 1)
+		first++;
+	*rows = t->rank ? t->shape[first] : 1;
+	*cols = 1;
+	for (uint32_t i = first + 1; i < t->rank; i++)
+		if (__builtin_mul_overflow(*cols, t->shape[i], cols))
+			return "its shape overflows";
+	return *rows && *cols ? NULL : "it is empty";
+}
+
+static const struct st_tensor *find_positions(const struct unpack *u, const struct st_tensor *t)
+{
+	static const char suffix[] = ".positions";
+
+	for (size_t i = 0; i < u->file.count; i++) {
+		const struct st_tensor *p = &u->file.tensors[i];
+
+		if (p->name_len == t->name_len + sizeof suffix - 1 && memcmp(p->name, t->name, t->name_len) == 0 &&
+			memcmp(p->name + t->name_len, suffix, sizeof suffix - 1) == 0)
+			return p;
+	}
+	return NULL;
+}
+
+static bool ends_with(const char *s, size_t n, const char *end)
+{
+	return n > strlen(end) && memcmp(s + n - strlen(end), end, strlen(end)) == 0;
+}
+
+static int add_seg(struct unpack *u, size_t *n, uint64_t stream, uint64_t position, struct ds_err *err)
+{
+	struct point_rows *last = *n ? &u->segs[*n - 1] : NULL, *p;
+
+	if (last && last->first + last->count == position) {
+		last->count++;
+		return 0;
+	}
+	if (*n == u->seg_cap) {
+		p = mem_realloc(u->segs, u->seg_cap ? 2 * u->seg_cap : 64, sizeof *p);
+		if (!p)
+			return err_nomem(err, *n * sizeof *p, "positions");
+		u->segs = p;
+		u->seg_cap = u->seg_cap ? 2 * u->seg_cap : 64;
+	}
+	u->segs[(*n)++] = (struct point_rows){ stream, position, 1 };
+	return 0;
+}
+
+/* The segments that say where the rows belong: as NAME.positions says, else 0, 1, 2, ... */
+static int list_rows(struct unpack *u, const struct st_tensor *t, uint64_t stream, uint64_t rows, size_t *n,
+	struct ds_err *err)
+{
+	const struct st_tensor *p = find_positions(u, t);
+	int rc = 0;
+
+	*n = 0;
+	if (!p) {
+		rc = add_seg(u, n, stream, 0, err);
+		if (!rc)
+			u->segs[0].count = rows;
+		return rc;
+	}
+	if ((p->type != DT_I64 && p->type != DT_I32) || p->rank != 1 || p->shape[0] != rows)
+		return bad(u, p, "it is not one I64 or I32 for each row", err);
+	for (uint64_t i = 0; !rc && i < rows; i++) {
+		int64_t at = int_at(p->type, p->data, i);
+
+		if (at < 0 || at > (int64_t)1 << 61)
+			return bad(u, p, "a position is out of range", err);
+		rc = add_seg(u, n, stream, (uint64_t)at, err);
+	}
+	return rc;
+}
+
+static int unpack_one(struct unpack *u, const struct st_tensor *t, struct ds_err *err)
+{
+	char name[2 * ST_MAX_NAME];
+	const char *text, *why;
+	struct point point;
+	struct point_data d = { .point = &point, .type = t->type, .data = t->data };
+	uint64_t stream, rows, cols;
+	int rc;
+
+	if (ends_with(t->name, t->name_len, ".positions") || !rename_tensor(u, t, name, sizeof name))
+		return 0;
+	stream = stream_of(u, name, &text);
+	if (!point_parse(text, strlen(text), &point))
+		return bad(u, t, "its name is too long for a point's, or empty; --map gives it another", err);
+	why = t->type == DT_NONE ? "frames have no such type" : flatten(t, &rows, &cols);
+	if (why)
+		return bad(u, t, why, err);
+	rc = list_rows(u, t, stream, rows, &d.seg_count, err);
+	if (rc)
+		return rc;
+	d.cols = (size_t)cols;
+	d.segs = u->segs;
+	u->written++;
+	return point_write(u->out.w, u->out.meta, &d, NULL, err);
+}
+
+/* ---- the file ---- */
+
+static int say_hello(struct unpack *u, struct ds_err *err)
+{
+	struct hello h = { .program = "ds-frame", .version = DS_VERSION, .role = "unpack" };
+
+	meta_reset(u->out.meta);
+	hello_put(u->out.meta, &h);
+	return frame_write(u->out.w, FRAME_HELLO, 0, 0, u->out.meta, NULL, 0, false, err);
+}
+
+static int unpack_all(struct unpack *u, struct ds_err *err)
+{
+	int rc = say_hello(u, err);
+
+	for (size_t i = 0; !rc && i < u->file.count; i++)
+		rc = unpack_one(u, &u->file.tensors[i], err);
+	if (!rc && !u->written)
+		rc = err_set(err, DS_DATA, "'%s': %s", u->file.path,
+			u->u->maps->n ? "no tensor's name matches a --map" : "it holds no tensors");
+	if (!rc)
+		log_msg(LOG_INFO, "%zu of %zu tensors of '%s'", u->written, u->file.count, u->file.path);
+	return rc;
+}
+
+int tool_unpack(const struct tool_options *o, const struct unpack_options *how, const char *path, struct ds_err *err)
+{
+	struct unpack u = { .u = how };
+	int rc = 0;
+
+	for (size_t i = 0; !rc && i < how->maps->n; i++)
+		rc = map_check(how->maps->v[i], err);
+	if (!rc)
+		rc = st_open(&u.file, path, err);
+	if (rc)
+		return rc;
+	rc = slice_open(&u.out, o, err);
+	if (!rc)
+		rc = slice_close(&u.out, unpack_all(&u, err), err);
+	st_close(&u.file);
+	free(u.segs);
+	return rc;
+}
