@@ -166,6 +166,16 @@ static int plan_all(struct job *j)
 
 /* ---- a piece ---- */
 
+/* The pages of what was read are not ours to keep: memory stays small however large the model. */
+static void forget(const struct st_tensor *t, uint64_t at, uint64_t n)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = ((uintptr_t)t->data + at + page - 1) / page * page;
+	uintptr_t end = ((uintptr_t)t->data + at + n) / page * page;
+
+	if (end > begin)
+		madvise((void *)begin, end - begin, MADV_DONTNEED);
+}
+
 static int write_band(struct job *j, const struct item *it, size_t number, int worker, struct ds_err *err)
 {
 	const struct out_tensor *t = &j->w.tensors[it->tensor];
@@ -186,6 +196,7 @@ static int write_band(struct job *j, const struct item *it, size_t number, int w
 	if (!rc && it->change == TO_F8)
 		rc = writer_put(&j->w, &j->file, t + 1, number * blocks * sizeof(float), scales, blocks * sizeof(float),
 			err);
+	forget(it->from->t, row * w->cols * dtype_size(w->type), n * w->cols * dtype_size(w->type));
 	return rc;
 }
 
@@ -193,8 +204,10 @@ static int write_copy(struct job *j, const struct item *it, size_t number, struc
 {
 	const struct st_tensor *t = it->from->t;
 	uint64_t at = (uint64_t)number * PIECE, n = t->bytes - at < PIECE ? t->bytes - at : PIECE;
+	int rc = writer_put(&j->w, &j->file, &j->w.tensors[it->tensor], at, t->data + at, (size_t)n, err);
 
-	return writer_put(&j->w, &j->file, &j->w.tensors[it->tensor], at, t->data + at, (size_t)n, err);
+	forget(t, at, n);
+	return rc;
 }
 
 static void run_piece(void *arg, size_t i, int worker)
@@ -218,16 +231,6 @@ static void run_piece(void *arg, size_t i, int worker)
 
 /* ---- files ---- */
 
-/* The pages of what was read are not ours to keep. */
-static void forget(const struct st_tensor *t)
-{
-	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = ((uintptr_t)t->data + page - 1) / page * page;
-	uintptr_t end = ((uintptr_t)t->data + t->bytes) / page * page;
-
-	if (end > begin)
-		madvise((void *)begin, end - begin, MADV_DONTNEED);
-}
-
 static int write_shard(struct job *j, struct kern_stream *s, size_t shard, size_t *next)
 {
 	size_t first = *next, n = 0, at = 0;
@@ -250,8 +253,6 @@ static int write_shard(struct job *j, struct kern_stream *s, size_t shard, size_
 		}
 		rc = writer_close(&j->file, rc, j->err);
 	}
-	for (size_t i = first; i < *next; i++)
-		forget(j->items[i].from->t);
 	free(j->pieces);
 	if (!rc)
 		log_msg(LOG_INFO, "file %zu of %zu is written", shard + 1, j->w.shards);

@@ -113,6 +113,25 @@ nothing_like() {
 	assert_output --partial "would make a model: "
 }
 
+@test "quantising takes little memory, however large the model" {
+	not_sanitized "its memory"
+	"$PYTHON" - "$DS_MODEL/config.json" "$D/big.json" <<-'END'
+		import json, sys
+		c = json.load(open(sys.argv[1]))
+		c.update(hidden_size=2048, intermediate_size=8192, num_hidden_layers=1, num_nextn_predict_layers=0, vocab_size=4096)
+		json.dump(c, open(sys.argv[2], "w"))
+	END
+	limited ds-model random --like "$D/big.json" --dtype bf16 -o "$D/m"
+	[ "$(stat -c %s "$D/m/model.safetensors")" -gt 120000000 ]
+	limited "$PYTHON" - "$D/m" "$D/x" <<-'END'
+		import resource, subprocess, sys
+		subprocess.run(["ds-model", "quantise", "-j", "2", *sys.argv[1:]], check=True)
+		kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+		assert kib < 48 << 10, f"{kib} KiB"
+	END
+	limited ds-model verify "$D/x"
+}
+
 @test "quantise: a full disk is 74 and leaves nothing" {
 	odd m --dtype bf16
 	mkdir "$D/disk"
