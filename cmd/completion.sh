@@ -5,7 +5,7 @@ cat <<'END'
 # bash completion for dsutils, made from the programs' option tables
 _dsutils()
 {
-	local cur=$2 prev=$3 words= arg=
+	local cur=$2 prev=$3 words= arg= word
 	COMPREPLY=()
 	_dsutils_table "${1##*/}"
 	if [[ $cur == -* ]]; then
@@ -14,8 +14,12 @@ _dsutils()
 	fi
 	if [[ $prev == -* ]]; then
 		_dsutils_arg "${1##*/}" "$prev"
-	elif ((COMP_CWORD == 1)); then
+	fi
+	if [[ -z $arg ]]; then
 		arg=$commands
+		for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+			[[ "|$commands|" == *"|$word|"* ]] && arg=
+		done
 	fi
 	case $arg in
 	DIR | MODEL) mapfile -t COMPREPLY < <(compgen -d -- "$cur") ;;

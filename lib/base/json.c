@@ -135,3 +135,9 @@ void jw_null(struct jw *w)
 	before_value(w);
 	buf_str(w->b, "null");
 }
+
+void jw_raw(struct jw *w, const char *json, size_t n)
+{
+	before_value(w);
+	buf_add(w->b, json, n);
+}

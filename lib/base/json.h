@@ -24,5 +24,6 @@ void jw_uint(struct jw *w, uint64_t v);
 void jw_real(struct jw *w, double v);
 void jw_bool(struct jw *w, bool v);
 void jw_null(struct jw *w);
+void jw_raw(struct jw *w, const char *json, size_t n); /* one value that is JSON already */
 
 #endif

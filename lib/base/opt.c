@@ -11,7 +11,10 @@
 
 int opt_verbose;
 
+enum { MAX_OPTS = 96 };
+
 static bool want_help, want_version, want_options;
+static bool given[MAX_OPTS]; /* on the command line: the program's by their place in its table, then ours */
 static int quiet;
 
 static const struct opt common[] = {
@@ -23,8 +26,6 @@ static const struct opt common[] = {
 	{ .name = "verbose", .letter = 'v', .help = "say more on stderr", .type = OPT_COUNT, .dst = &opt_verbose },
 	{ .name = "quiet", .letter = 'q', .help = "say less on stderr", .type = OPT_COUNT, .dst = &quiet },
 };
-
-enum { MAX_OPTS = 96 };
 
 static size_t gather(const struct opt_program *p, const struct opt **all)
 {
@@ -256,6 +257,8 @@ static int parse_args(const struct opt_program *p, const struct opt **all, size_
 		if (c == '?' || c == ':')
 			return bad_option(p, c, argv, err);
 		o = c >= 256 ? all[c - 256] : find_letter(all, n, c);
+		for (size_t i = 0; i < n; i++)
+			given[i] |= all[i] == o;
 		rc = apply(p, o, optarg, err);
 		if (rc)
 			return rc;
@@ -294,4 +297,28 @@ int opt_parse(const struct opt_program *p, int *argc, char ***argv, bool stop_at
 out:
 	free(operands);
 	return rc;
+}
+
+bool opt_listed(const char *list, char sep, const char *word)
+{
+	size_t n = strlen(word);
+
+	for (const char *s = list; s; s = strchr(s, sep)) {
+		s += *s == sep;
+		if (!strncmp(s, word, n) && (s[n] == sep || !s[n]))
+			return true;
+	}
+	return false;
+}
+
+int opt_check_command(const struct opt_program *p, const char *command, struct ds_err *err)
+{
+	for (size_t i = 0; i < MAX_OPTS && p->opts[i].name; i++) {
+		const struct opt *o = &p->opts[i];
+
+		if (given[i] && o->commands && !opt_listed(o->commands, ' ', command))
+			return err_set(err, DS_USAGE, "'%s' does not take --%s, which is for '%s'; try '%s --help'", command,
+				o->name, o->commands, p->name);
+	}
+	return 0;
 }

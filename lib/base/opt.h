@@ -35,6 +35,7 @@ struct opt {
 	int64_t min, max;  /* OPT_INT, OPT_SIZE, OPT_TIME; both 0: any non-negative */
 	double rmin, rmax; /* OPT_REAL */
 	bool env;          /* a common option: DS_<NAME> gives its default */
+	const char *commands; /* the sub-commands that take it, with blanks between them; NULL: all */
 };
 
 struct opt_program {
@@ -52,6 +53,12 @@ extern int opt_verbose; /* -v less -q: 0 normal, < 0 quieter */
  * stdout cannot be written).  Options end at "--" or the first operand when `stop_at_operand` (sub-commands), else
  * anywhere.  DS_USAGE on a bad option, with a hint "try 'ds-x --help'". */
 int opt_parse(const struct opt_program *p, int *argc, char ***argv, bool stop_at_operand, struct ds_err *err);
+
+/* DS_USAGE where an option was given that is of other sub-commands than this one. */
+int opt_check_command(const struct opt_program *p, const char *command, struct ds_err *err);
+
+/* word is one of a list with `sep` between them. */
+bool opt_listed(const char *list, char sep, const char *word);
 
 /* Whole-string parsers used by the above and elsewhere. */
 int parse_int(const char *s, int64_t min, int64_t max, int64_t *out);

@@ -43,6 +43,8 @@ struct request {
 
 /* What a request says that says nothing: greedy, one choice, nothing penalised. */
 void request_defaults(struct request *r);
+/* Puts a bias in its place; false where the token has one already, or there are too many. */
+bool request_add_bias(struct sampling *s, uint32_t id, float bias);
 /* Writes a request's keys except the tensor row; those that came with later versions only where they say something. */
 void request_put(struct meta_builder *b, const struct request *r);
 /* Reads and range-checks: DS_DATA names the key and its value. */

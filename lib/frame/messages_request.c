@@ -1,5 +1,4 @@
 /* The request: what is asked, and how its tokens are to be chosen. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -13,6 +12,20 @@ void request_defaults(struct request *r)
 	r->sampling.top_p = 1.0;
 	r->sampling.repetition = 1.0;
 	r->n = 1;
+}
+
+bool request_add_bias(struct sampling *s, uint32_t id, float bias)
+{
+	size_t i = s->bias_count;
+
+	while (i && s->bias[i - 1].id > id)
+		i--;
+	if ((i && s->bias[i - 1].id == id) || s->bias_count == REQUEST_MAX_BIAS)
+		return false;
+	memmove(&s->bias[i + 1], &s->bias[i], (s->bias_count - i) * sizeof(*s->bias));
+	s->bias[i] = (struct logit_bias){ id, bias };
+	s->bias_count++;
+	return true;
 }
 
 /* ---- writing ---- */
@@ -78,13 +91,6 @@ void request_put(struct meta_builder *b, const struct request *r)
 
 /* ---- reading ---- */
 
-static int by_id(const void *a, const void *b)
-{
-	const struct logit_bias *x = a, *y = b;
-
-	return x->id < y->id ? -1 : x->id > y->id;
-}
-
 static int get_bias(const struct frame *f, struct meta sampling, struct sampling *s, struct ds_err *err)
 {
 	struct meta all, pair;
@@ -101,16 +107,10 @@ static int get_bias(const struct frame *f, struct meta sampling, struct sampling
 		if (!(bias >= -BIAS_MAX && bias <= BIAS_MAX))
 			return message_bad(f, "logit_bias", err, "of token %llu is %g, not within " "-%d to %d",
 				(unsigned long long)id, bias, BIAS_MAX, BIAS_MAX);
-		s->bias[i] = (struct logit_bias){ (uint32_t)id, (float)bias };
+		if (!request_add_bias(s, (uint32_t)id, (float)bias))
+			return message_bad(f, "logit_bias", err, "has token %u twice", (unsigned)id);
 	}
-	if (rc)
-		return rc;
-	s->bias_count = n;
-	qsort(s->bias, n, sizeof(*s->bias), by_id);
-	for (size_t i = 1; i < n; i++)
-		if (s->bias[i].id == s->bias[i - 1].id)
-			return message_bad(f, "logit_bias", err, "has token %u twice", s->bias[i].id);
-	return 0;
+	return rc;
 }
 
 static int get_sampling(const struct frame *f, struct sampling *s, struct ds_err *err)

@@ -42,6 +42,7 @@ void tokenizer_text(const struct tokenizer *t, uint32_t id, bool special, const 
  * tokenizer.  Fails without memory only. */
 struct detok { char pending[4]; size_t n; bool special; };
 int detok_add(struct detok *d, const struct tokenizer *t, uint32_t id, struct buf *out, struct ds_err *err);
+void detok_bytes(struct detok *d, const char *p, size_t n, struct buf *out);
 void detok_end(struct detok *d, struct buf *out); /* what still waits, as U+FFFD */
 
 /* messages: a JSON array of {"role", "content", ...} (jansson's json_t, as void *); renders the model's own template.

@@ -67,13 +67,18 @@ void detok_end(struct detok *d, struct buf *out)
 	d->n = 0;
 }
 
+void detok_bytes(struct detok *d, const char *p, size_t n, struct buf *out)
+{
+	for (size_t i = 0; i < n; i++)
+		add_byte(d, p[i], out);
+}
+
 int detok_add(struct detok *d, const struct tokenizer *t, uint32_t id, struct buf *out, struct ds_err *err)
 {
 	const char *p;
 	size_t n;
 
 	tokenizer_text(t, id, d->special, &p, &n);
-	for (size_t i = 0; i < n; i++)
-		add_byte(d, p[i], out);
+	detok_bytes(d, p, n, out);
 	return out->nomem ? err_nomem(err, n, "text") : 0;
 }

@@ -14,13 +14,16 @@
 
 #define TOKEN_NO_SEED UINT64_MAX /* --seed -1, and no seed in the JSON */
 
+#define TOKEN_SEPARATOR "\\n"     /* the default, as it is written */
+
 struct token_options {
 	const char *model;
 	bool chat, lines, jsonl, special;
 	const char *system, *id;
-	struct opt_list vars, ignore, stop_ids;
-	double temperature, top_p;
-	int64_t top_k, seed, max_tokens;
+	const char *separator;
+	struct opt_list vars, ignore, stop_ids, stops, bias;
+	double temperature, top_p, min_p, repetition, presence, frequency;
+	int64_t top_k, seed, max_tokens, top_logprobs, n;
 	bool logprobs, ignore_eos;
 };
 
@@ -31,6 +34,7 @@ struct tokenizing {
 	uint64_t vocab;              /* of the model, from config.json; 0: there is none */
 	json_t *vars;                /* for the chat template */
 	struct request defaults;     /* id is empty */
+	struct buf separator;        /* what each answer of plain text ends with */
 };
 
 int tokenizing_open(struct tokenizing *x, const struct token_options *o, struct ds_err *err);
@@ -45,6 +49,9 @@ int token_from_json(struct tokenizing *x, const char *json, size_t n, struct req
 int token_render_json(struct tokenizing *x, const char *json, size_t n, struct buf *out, struct ds_err *err);
 /* The chat prompt of one message of the user. */
 int token_render_text(struct tokenizing *x, const char *text, size_t n, struct buf *out, struct ds_err *err);
+
+/* One more stop string; DS_DATA where it cannot be one, or there are too many. */
+int token_add_stop(struct request *r, const char *p, size_t n, struct ds_err *err);
 
 /* Each runs to the end of its input (stage_run). */
 int token_encode(struct tokenizing *x, const struct stage_config *stage, struct ds_err *err);

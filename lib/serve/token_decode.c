@@ -1,15 +1,15 @@
 /*
- * ds-token decode: token frames to text.  As text, requests come out in the order of their first frame: the first of
- * those that are not finished is written as its tokens arrive, what the others say waits for their turn.  As JSON
- * lines, each comes out when it is finished.
+ * ds-token decode: token frames to text.  As text, requests come out in the order of their first frame and a request's
+ * choices in theirs: the first of those that are not finished is written as its tokens arrive, what the others say waits
+ * for their turn.  As JSON lines, each request comes out when it is finished, a line for each choice.
  */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/queue.h>
 
 #include "serve/token.h"
+#include "serve/token_choice.h"
 
 enum { BUCKETS = 1024 };
 
@@ -17,12 +17,8 @@ struct answer {
 	TAILQ_ENTRY(answer) order;
 	LIST_ENTRY(answer) bucket;
 	uint64_t stream;
-	struct detok detok;
-	struct buf text;         /* not yet written */
-	struct ids ids;
-	double *logprobs;        /* [ids.n], once one came */
-	size_t logprob_cap;
-	uint64_t tokens;
+	struct token_choice *choices; /* [n] */
+	size_t n, turn;          /* turn: the first choice that is not written to its end */
 	struct ds_err *failed;   /* said already: what still comes is passed over, DONE or ERROR ends it */
 	bool finished;
 };
@@ -68,7 +64,6 @@ static struct answer *begin(struct decode *d, struct source *src, uint64_t strea
 		return NULL;
 	}
 	a->stream = stream;
-	a->detok.special = d->x->o->special;
 	TAILQ_INSERT_TAIL(&d->answers, a, order);
 	LIST_INSERT_HEAD(bucket(d, stream), a, bucket);
 	source_hold(src);
@@ -80,57 +75,81 @@ static void answer_free(struct decode *d, struct answer *a)
 	if (!a->finished)
 		LIST_REMOVE(a, bucket);
 	TAILQ_REMOVE(&d->answers, a, order);
-	buf_free(&a->text);
-	ids_free(&a->ids);
-	free(a->logprobs);
+	for (size_t i = 0; i < a->n; i++)
+		token_choice_free(&a->choices[i]);
+	free(a->choices);
 	free(a->failed);
 	free(a);
 }
 
-/* ---- text ---- */
-
-static int write_text(struct source *src, struct answer *a)
+/* Choice number i, and all before it. */
+static struct token_choice *choice(struct answer *a, size_t i, struct ds_err *err)
 {
-	size_t n = a->text.len;
+	struct token_choice *v;
 
-	a->text.len = 0;
-	return n ? stage_write(src, a->text.p, n) : 0;
+	if (i < a->n)
+		return &a->choices[i];
+	v = mem_realloc(a->choices, i + 1, sizeof(*v));
+	if (!v) {
+		err_nomem(err, (i + 1) * sizeof(*v), "an answer");
+		return NULL;
+	}
+	memset(v + a->n, 0, (i + 1 - a->n) * sizeof(*v));
+	a->choices = v;
+	a->n = i + 1;
+	return &v[i];
 }
 
-/* What may be written now: finished ones at the head of the row, and the one behind them as far as it has come. */
+/* ---- text ---- */
+
+/* What may be written of an answer now: its choices in order, each behind the end of the one before. */
+static int write_text(struct decode *d, struct source *src, struct answer *a)
+{
+	const struct buf *end = &d->x->separator;
+
+	for (; a->turn < a->n; a->turn++) {
+		struct token_choice *c = &a->choices[a->turn];
+		size_t n = c->text.len;
+
+		c->text.len = 0;
+		if (n && stage_write(src, c->text.p, n))
+			return DS_IO;
+		if (!c->finished)
+			return 0;
+		if (end->len && stage_write(src, end->p, end->len))
+			return DS_IO;
+	}
+	return 0;
+}
+
+/* Finished ones at the head of the row, and the one behind them as far as it has come. */
 static int advance(struct decode *d, struct source *src)
 {
 	struct answer *a;
 
 	while ((a = TAILQ_FIRST(&d->answers))) {
-		bool finished = a->finished;
-		if (write_text(src, a))
+		if (write_text(d, src, a))
 			return DS_IO;
-		if (!finished)
+		if (!a->finished)
 			break;
 		answer_free(d, a);
 	}
 	return 0;
 }
 
-static void finish_text(struct answer *a)
-{
-	detok_end(&a->detok, &a->text);
-	buf_add(&a->text, "\n", 1);
-}
-
 /* ---- JSON lines ---- */
 
-static void put_usage(struct jw *w, const struct usage *u)
+/* Of one choice; the prompt is the request's. */
+static void put_usage(struct jw *w, const struct usage *u, uint64_t tokens)
 {
 	jw_key(w, "usage");
 	jw_obj(w);
 	jw_key(w, "prompt_tokens");
 	jw_uint(w, u->prompt);
 	jw_key(w, "completion_tokens");
-	jw_uint(w, u->completion);
+	jw_uint(w, tokens);
 	jw_key(w, "total_tokens");
-	jw_uint(w, u->prompt + u->completion);
+	jw_uint(w, u->prompt + tokens);
 	jw_key(w, "prompt_cache_hit_tokens");
 	jw_uint(w, u->hit);
 	jw_key(w, "prompt_cache_miss_tokens");
@@ -138,58 +157,42 @@ static void put_usage(struct jw *w, const struct usage *u)
 	jw_obj_end(w);
 }
 
-static void put_numbers(struct jw *w, const struct answer *a)
+static void put_error(struct jw *w, const struct error_message *error)
 {
-	jw_key(w, "ids");
-	jw_arr(w);
-	for (size_t i = 0; i < a->ids.n; i++)
-		jw_uint(w, a->ids.v[i]);
-	jw_arr_end(w);
-	if (!a->logprobs)
-		return;
-	jw_key(w, "logprobs");
-	jw_arr(w);
-	for (size_t i = 0; i < a->ids.n; i++)
-		jw_real(w, a->logprobs[i]);
-	jw_arr_end(w);
+	jw_key(w, "error");
+	jw_obj(w);
+	jw_key(w, "code");
+	jw_uint(w, error->code);
+	jw_key(w, "message");
+	jw_str(w, error->text);
+	jw_obj_end(w);
 }
 
-/* done or error may be NULL; both: the input ended before the answer did. */
-static int write_json(struct source *src, struct answer *a, const char *id, const struct done *done,
+/* A line for each choice.  done or error may be NULL; both: the input ended before the answer did. */
+static int write_json(struct source *src, const struct answer *a, const char *id, const struct done *done,
 	const struct error_message *error)
 {
 	struct buf b = { 0 };
 	struct jw w;
 	int rc;
 
-	detok_end(&a->detok, &a->text);
-	jw_init(&w, &b);
-	jw_obj(&w);
-	jw_key(&w, "id");
-	jw_str(&w, id);
-	jw_key(&w, "text");
-	jw_strn(&w, a->text.p ? a->text.p : "", a->text.len);
-	put_numbers(&w, a);
-	jw_key(&w, "finish_reason");
-	if (done)
-		jw_str(&w, done->reason);
-	else if (error)
-		jw_str(&w, "error");
-	else
-		jw_null(&w);
-	if (done)
-		put_usage(&w, &done->usage);
-	if (error) {
-		jw_key(&w, "error");
+	for (size_t i = 0; i < a->n; i++) {
+		const struct token_choice *c = &a->choices[i];
+
+		jw_init(&w, &b);
 		jw_obj(&w);
-		jw_key(&w, "code");
-		jw_uint(&w, error->code);
-		jw_key(&w, "message");
-		jw_str(&w, error->text);
+		jw_key(&w, "id");
+		jw_str(&w, id);
+		jw_key(&w, "index");
+		jw_uint(&w, i);
+		token_choice_json(&w, c);
+		if (done)
+			put_usage(&w, &done->usage, c->tokens);
+		if (error)
+			put_error(&w, error);
 		jw_obj_end(&w);
+		buf_add(&b, "\n", 1);
 	}
-	jw_obj_end(&w);
-	buf_add(&b, "\n", 1);
 	rc = b.nomem ? DS_OS : stage_write(src, b.p, b.len);
 	buf_free(&b);
 	return rc;
@@ -210,6 +213,25 @@ static void name_of(const struct frame *f, uint64_t stream, char id[REQUEST_ID_M
 	snprintf(id, REQUEST_ID_MAX + 1, "%016llx", (unsigned long long)stream);
 }
 
+/* Why choice i ended where its tokens did not say it. */
+static const char *reason_of(const struct done *done, const struct error_message *error, size_t i)
+{
+	if (done)
+		return i < done->choice_count ? done->choices[i].reason : done->reason;
+	return error ? "error" : "";
+}
+
+static int end_choices(struct answer *a, const struct done *done, const struct error_message *error)
+{
+	struct ds_err err;
+
+	if (!choice(a, 0, &err)) /* there is one, if an empty one */
+		return DS_OS;
+	for (size_t i = 0; i < a->n; i++)
+		token_choice_end(&a->choices[i], reason_of(done, error, i));
+	return 0;
+}
+
 /* The answer is over: it is written, or waits for its turn. */
 static int finish(struct decode *d, struct source *src, struct answer *a, const char *id, const struct done *done,
 	const struct error_message *error)
@@ -217,35 +239,14 @@ static int finish(struct decode *d, struct source *src, struct answer *a, const 
 	LIST_REMOVE(a, bucket);
 	a->finished = true;
 	source_release(src);
-	if (!d->x->o->jsonl) {
-		finish_text(a);
+	if (end_choices(a, done, error))
+		return DS_OS;
+	if (!d->x->o->jsonl)
 		return advance(d, src);
-	}
 	if (write_json(src, a, id, done, error))
 		return DS_OS;
 	answer_free(d, a);
 	return 0;
-}
-
-static int add_token(struct decode *d, struct answer *a, const struct token *t, struct ds_err *err)
-{
-	if (detok_add(&a->detok, d->x->t, t->t.id, &a->text, err))
-		return err->code;
-	if (!d->x->o->jsonl)
-		return 0;
-	if ((t->has_logprob || a->logprobs) && a->ids.n >= a->logprob_cap) {
-		size_t cap = a->ids.n ? a->ids.n * 2 : 64;
-		double *v = mem_realloc(a->logprobs, cap, sizeof(*v));
-		if (!v)
-			return err_nomem(err, cap * sizeof(*v), "log-probabilities");
-		for (size_t i = a->logprob_cap; i < cap; i++)
-			v[i] = (double)NAN;
-		a->logprobs = v;
-		a->logprob_cap = cap;
-	}
-	if (t->has_logprob)
-		a->logprobs[a->ids.n] = t->t.logprob;
-	return ids_add(&a->ids, t->t.id) ? 0 : err_nomem(err, 64, "token ids");
 }
 
 /* On stderr, and in the exit status. */
@@ -281,44 +282,90 @@ static int fail(struct decode *d, struct source *src, struct answer *a, const ch
 	return finish_failed(d, src, a, id, why);
 }
 
-/* A token that the model cannot have made: its request has failed, though more of it will come. */
-static int bad_token(struct source *src, struct answer *a, const struct token *t, uint64_t vocab, struct ds_err *err)
+/* A token that the model or its stage cannot have made: its request has failed, though more of it will come. */
+static int spoil(struct source *src, struct answer *a, const struct ds_err *why, struct ds_err *err)
 {
 	char id[REQUEST_ID_MAX + 1];
 
 	a->failed = mem_calloc(1, sizeof(*a->failed));
 	if (!a->failed)
 		return err_nomem(err, sizeof(*a->failed), "an answer");
-	err_set(a->failed, DS_DATA, "token %llu: id %u is not below %llu, the model's vocabulary",
-		(unsigned long long)t->index, t->t.id, (unsigned long long)vocab);
+	*a->failed = *why;
 	name_of(NULL, a->stream, id);
 	say(src, a, id, a->failed);
 	return 0;
 }
 
+/* The token's place in its choice; DS_DATA where it is not the next one. */
+static struct token_choice *place(struct answer *a, const struct frame *f, const struct token *t, struct ds_err *err)
+{
+	struct token_choice *c = choice(a, (size_t)t->choice, err);
+
+	if (c && (c->tokens != t->index || c->finished)) {
+		err_set(err, DS_DATA, "frame %llu (token): stream %016llx, choice %llu goes on with token %llu, "
+			"%s%llu is due",
+			(unsigned long long)f->number, (unsigned long long)f->stream, (unsigned long long)t->choice,
+			(unsigned long long)t->index, c->finished ? "it ended where " : "",
+			(unsigned long long)c->tokens);
+		return NULL;
+	}
+	return c;
+}
+
 static int on_token(struct decode *d, struct source *src, const struct frame *f, struct ds_err *err)
 {
 	uint64_t vocab = d->vocab ? d->vocab : d->x->vocab;
+	struct token_choice *c;
+	struct ds_err why;
 	struct answer *a;
 	struct token t;
+	int rc = 0;
 
 	if (token_get(f, &t, err))
 		return err->code;
 	a = begin(d, src, f->stream, err);
 	if (!a)
 		return err->code;
-	if (t.index != a->tokens)
-		return err_set(err, DS_DATA, "frame %llu (token): stream %016llx goes on with token %llu, %llu is due",
-			(unsigned long long)f->number,
-			(unsigned long long)f->stream, (unsigned long long)t.index, (unsigned long long)a->tokens);
-	a->tokens++;
+	c = place(a, f, &t, err);
+	if (!c)
+		return err->code;
+	c->tokens++;
 	if (a->failed)
 		return 0;
 	if (vocab && t.t.id >= vocab)
-		return bad_token(src, a, &t, vocab, err);
-	if (add_token(d, a, &t, err))
+		rc = err_set(&why, DS_DATA, "token %llu: id %u is not below %llu, the model's vocabulary",
+			(unsigned long long)t.index, t.t.id, (unsigned long long)vocab);
+	else
+		rc = token_choice_add(c, d->x->t, &t, d->x->o->special, d->x->o->jsonl, &why);
+	if (rc == DS_DATA)
+		return spoil(src, a, &why, err);
+	if (rc) {
+		*err = why;
 		return err_prefix(err, "frame %llu (token)", (unsigned long long)f->number);
+	}
 	return d->x->o->jsonl ? 0 : advance(d, src);
+}
+
+/* What came is what was made. */
+static int check_counts(const struct answer *a, const struct done *done, struct ds_err *why)
+{
+	uint64_t tokens = 0;
+
+	for (size_t i = 0; i < a->n; i++)
+		tokens += a->choices[i].tokens;
+	if (done->usage.completion != tokens)
+		return err_set(why, DS_DATA, "%llu tokens came, %llu were made", (unsigned long long)tokens,
+			(unsigned long long)done->usage.completion);
+	if (!done->choice_count)
+		return 0;
+	if (done->choice_count != a->n)
+		return err_set(why, DS_DATA, "%zu choices came, %zu were made", a->n, done->choice_count);
+	for (size_t i = 0; i < a->n; i++)
+		if (a->choices[i].tokens != done->choices[i].completion)
+			return err_set(why, DS_DATA, "choice %zu: %llu tokens came, %llu were made", i,
+				(unsigned long long)a->choices[i].tokens,
+				(unsigned long long)done->choices[i].completion);
+	return 0;
 }
 
 static int on_done(struct decode *d, struct source *src, const struct frame *f, struct ds_err *err)
@@ -334,11 +381,8 @@ static int on_done(struct decode *d, struct source *src, const struct frame *f, 
 		return err->code;
 	if (a->failed)
 		return finish_failed(d, src, a, done.id, a->failed);
-	if (done.usage.completion != a->tokens) {
-		err_set(&why, DS_DATA, "%llu tokens came, %llu were made", (unsigned long long)a->tokens,
-			(unsigned long long)done.usage.completion);
+	if (check_counts(a, &done, &why))
 		return fail(d, src, a, done.id, &why);
-	}
 	return finish(d, src, a, done.id, &done, NULL);
 }
 
@@ -412,17 +456,15 @@ static void decode_gone(void *ctx, struct source *src, bool complete)
 
 	(void)complete;
 	while ((a = TAILQ_FIRST(&d->answers))) {
-		if (!a->finished) {
-			if (d->x->o->jsonl) {
-				name_of(NULL, a->stream, id);
-				error_of(a->failed, &m);
-				write_json(src, a, id, NULL, a->failed ? &m : NULL);
-				a->text.len = 0;
-			} else {
-				finish_text(a);
-			}
+		error_of(a->failed, &m);
+		if (!a->finished)
+			end_choices(a, NULL, a->failed ? &m : NULL);
+		if (d->x->o->jsonl) {
+			name_of(NULL, a->stream, id);
+			write_json(src, a, id, NULL, a->failed ? &m : NULL);
+		} else {
+			write_text(d, src, a);
 		}
-		write_text(src, a);
 		answer_free(d, a);
 	}
 }
@@ -436,6 +478,8 @@ int token_decode(struct tokenizing *x, const struct stage_config *stage, struct 
 	struct answer *a;
 	int rc;
 
+	if (x->o->jsonl && strcmp(x->o->separator, TOKEN_SEPARATOR))
+		return err_set(err, DS_USAGE, "--separator is for plain text; with --jsonl each answer is a line");
 	TAILQ_INIT(&d.answers);
 	cfg.ops = &decode_ops;
 	cfg.ctx = &d;

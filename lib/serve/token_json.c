@@ -12,6 +12,7 @@ struct parsed {
 	const json_t *prompt, *prompt_ids, *messages;
 	json_t *vars;                /* the options' and this object's */
 	bool no_generation_prompt;
+	bool no_logprobs, tops;      /* "logprobs": false; top_logprobs was said */
 	struct ds_err *err;
 };
 
@@ -56,33 +57,57 @@ static int key_ignored(struct parsed *p, const char *key, const json_t *v) { (vo
 
 static int key_max_tokens(struct parsed *p, const char *key, const json_t *v)
 {
-	if (json_is_null(v))
-		return 0;
 	return get_uint(p, key, v, UINT32_MAX, &p->r->max_tokens);
+}
+
+/* A number from min, or above it, up to max. */
+static int get_real(struct parsed *p, const char *key, const json_t *v, double min, bool above, double max, double *out)
+{
+	double d = json_number_value(v);
+
+	if (!json_is_number(v) || !(above ? d > min : d >= min) || !(d <= max))
+		return err_set(p->err, DS_DATA, "'%s' is not a number %s %g %s %g", key, above ? "above" : "from", min,
+			above ? "and up to" : "to", max);
+	*out = d;
+	return 0;
 }
 
 static int key_temperature(struct parsed *p, const char *key, const json_t *v)
 {
-	double t = json_number_value(v);
-
-	if (!json_is_number(v) || !(t >= 0 && t <= 100))
-		return bad(p, key, "a number from 0 to 100");
-	p->r->sampling.temperature = t;
-	return 0;
+	return get_real(p, key, v, 0, false, 100, &p->r->sampling.temperature);
 }
 
 static int key_top_p(struct parsed *p, const char *key, const json_t *v)
 {
-	double t = json_number_value(v);
+	return get_real(p, key, v, 0, true, 1, &p->r->sampling.top_p);
+}
 
-	if (!json_is_number(v) || !(t > 0 && t <= 1))
-		return bad(p, key, "a number above 0 and up to 1");
-	p->r->sampling.top_p = t;
-	return 0;
+static int key_min_p(struct parsed *p, const char *key, const json_t *v)
+{
+	return get_real(p, key, v, 0, false, 1, &p->r->sampling.min_p);
+}
+
+static int key_repetition(struct parsed *p, const char *key, const json_t *v)
+{
+	return get_real(p, key, v, 0, true, 10, &p->r->sampling.repetition);
+}
+
+static int key_presence(struct parsed *p, const char *key, const json_t *v)
+{
+	return get_real(p, key, v, -2, false, 2, &p->r->sampling.presence);
+}
+
+static int key_frequency(struct parsed *p, const char *key, const json_t *v)
+{
+	return get_real(p, key, v, -2, false, 2, &p->r->sampling.frequency);
 }
 
 static int key_top_k(struct parsed *p, const char *key, const json_t *v)
 {
+	if (json_is_integer(v) && json_integer_value(v) == -1) { /* vLLM's "all" */
+		p->r->sampling.top_k = 0;
+		return 0;
+	}
 	return get_uint(p, key, v, UINT32_MAX, &p->r->sampling.top_k);
 }
 
@@ -99,10 +124,28 @@ static int get_bool(struct parsed *p, const char *key, const json_t *v, bool *ou
 	return 0;
 }
 
+/* true or false as in chat completions; or, as in completions, how many of the likeliest. */
 static int key_logprobs(struct parsed *p, const char *key, const json_t *v)
 {
-	return get_bool(p, key, v, &p->r->sampling.logprobs);
+	struct sampling *s = &p->r->sampling;
+
+	if (!json_is_boolean(v)) {
+		if (get_uint(p, key, v, REQUEST_MAX_LOGPROBS, &s->top_logprobs))
+			return p->err->code;
+		s->logprobs = true;
+		return 0;
+	}
+	s->logprobs = json_is_true(v);
+	p->no_logprobs = !s->logprobs;
+	return 0;
 }
+
+static int key_tops(struct parsed *p, const char *key, const json_t *v)
+{
+	p->tops = true;
+	return get_uint(p, key, v, REQUEST_MAX_LOGPROBS, &p->r->sampling.top_logprobs);
+}
+
 static int key_ignore_eos(struct parsed *p, const char *key, const json_t *v)
 {
 	return get_bool(p, key, v, &p->r->ignore_eos);
@@ -134,9 +177,55 @@ static int key_stop_ids(struct parsed *p, const char *key, const json_t *v)
 	return 0;
 }
 
-static int key_one(struct parsed *p, const char *key, const json_t *v)
+static int key_stop(struct parsed *p, const char *key, const json_t *v)
 {
-	return json_integer_value(v) == 1 ? 0 : bad(p, key, "1: a request has one answer");
+	bool one = json_is_string(v);
+	size_t n = one ? 1 : json_array_size(v);
+
+	if (!one && !json_is_array(v))
+		return bad(p, key, "a text or an array of texts");
+	p->r->stop_count = 0;
+	for (size_t i = 0; i < n; i++) {
+		const json_t *s = one ? v : json_array_get(v, i);
+
+		if (!json_is_string(s))
+			return bad(p, key, "a text or an array of texts");
+		if (token_add_stop(p->r, json_string_value(s), json_string_length(s), p->err))
+			return p->err->code;
+	}
+	return 0;
+}
+
+static int key_bias(struct parsed *p, const char *key, const json_t *v)
+{
+	uint64_t vocab = p->x->vocab ? p->x->vocab : tokenizer_vocab(p->x->t);
+	const char *name;
+	json_t *bias;
+	int64_t id;
+
+	if (!json_is_object(v))
+		return bad(p, key, "an object of token ids and numbers");
+	p->r->sampling.bias_count = 0;
+	json_object_foreach((json_t *)(uintptr_t)v, name, bias) {
+		double d = json_number_value(bias);
+
+		if (parse_int(name, 0, (int64_t)vocab - 1, &id))
+			return err_set(p->err, DS_DATA, "'%s' has '%s', no token id from 0 to %" PRIu64, key, name, vocab - 1);
+		if (!json_is_number(bias) || !(d >= -100 && d <= 100))
+			return err_set(p->err, DS_DATA, "'%s' of token %s is not a number from -100 to 100", key, name);
+		if (!request_add_bias(&p->r->sampling, (uint32_t)id, (float)d))
+			return err_set(p->err, DS_DATA, "'%s' has token %s twice, or over %d tokens", key, name,
+				REQUEST_MAX_BIAS);
+	}
+	return 0;
+}
+
+static int key_n(struct parsed *p, const char *key, const json_t *v)
+{
+	if (!json_is_integer(v) || json_integer_value(v) < 1 || json_integer_value(v) > REQUEST_MAX_N)
+		return bad(p, key, "a whole number from 1 to 128");
+	p->r->n = (uint64_t)json_integer_value(v);
+	return 0;
 }
 
 static int key_vars(struct parsed *p, const char *key, const json_t *v)
@@ -153,30 +242,20 @@ static int key_tools(struct parsed *p, const char *key, const json_t *v)
 	return json_object_set(p->vars, "tools", (json_t *)(uintptr_t)v) ? err_nomem(p->err, 64, "variables") : 0;
 }
 
-static const struct { const char *key; key_fn *fn; } keys[] = {
-	{ "id", key_id }, { "prompt", key_prompt }, { "prompt_ids", key_prompt_ids }, { "messages", key_messages },
-	{ "max_tokens", key_max_tokens }, { "max_completion_tokens", key_max_tokens },
-	{ "temperature", key_temperature }, { "top_p", key_top_p },
-	{ "top_k", key_top_k }, { "seed", key_seed }, { "logprobs", key_logprobs }, { "ignore_eos", key_ignore_eos },
-	{ "stop_token_ids", key_stop_ids }, { "n", key_one }, { "tools", key_tools },
-	{ "chat_template_kwargs", key_vars },
-	{ "add_generation_prompt", key_generation }, { "user", key_ignored }, { "metadata", key_ignored },
-	{ "model", key_ignored },
-	{ "stream", key_ignored },
+/* null is for `nullable` ones what leaving them out is, as in OpenAI's API. */
+static const struct { const char *key; key_fn *fn; bool nullable; } keys[] = {
+	{ "id", key_id, false }, { "prompt", key_prompt, false }, { "prompt_ids", key_prompt_ids, false },
+	{ "messages", key_messages, false }, { "max_tokens", key_max_tokens, true },
+	{ "max_completion_tokens", key_max_tokens, true }, { "temperature", key_temperature, true },
+	{ "top_p", key_top_p, true }, { "top_k", key_top_k, true }, { "min_p", key_min_p, true },
+	{ "repetition_penalty", key_repetition, true }, { "presence_penalty", key_presence, true },
+	{ "frequency_penalty", key_frequency, true }, { "logit_bias", key_bias, true }, { "seed", key_seed, true },
+	{ "logprobs", key_logprobs, true }, { "top_logprobs", key_tops, true }, { "stop", key_stop, true },
+	{ "stop_token_ids", key_stop_ids, true }, { "ignore_eos", key_ignore_eos, true }, { "n", key_n, true },
+	{ "tools", key_tools, false }, { "chat_template_kwargs", key_vars, true },
+	{ "add_generation_prompt", key_generation, true }, { "user", key_ignored, true },
+	{ "metadata", key_ignored, true }, { "model", key_ignored, true }, { "stream", key_ignored, true },
 };
-
-/* key is one of those in a list with commas. */
-static bool listed(const char *list, const char *key)
-{
-	size_t n = strlen(key);
-
-	for (const char *p = list; p; p = strchr(p, ',')) {
-		p += *p == ',';
-		if (!strncmp(p, key, n) && (p[n] == ',' || !p[n]))
-			return true;
-	}
-	return false;
-}
 
 static int read_key(struct parsed *p, const char *key, const json_t *v)
 {
@@ -184,11 +263,24 @@ static int read_key(struct parsed *p, const char *key, const json_t *v)
 
 	for (size_t i = 0; i < ARRAY_LEN(keys); i++)
 		if (!strcmp(key, keys[i].key))
-			return keys[i].fn(p, key, v);
+			return keys[i].nullable && json_is_null(v) ? 0 : keys[i].fn(p, key, v);
 	for (size_t i = 0; i < ignore->n; i++)
-		if (listed(ignore->v[i], key))
+		if (opt_listed(ignore->v[i], ',', key))
 			return 0;
 	return err_set(p->err, DS_DATA, "unknown key '%s' (--ignore %s passes over it)", key, key);
+}
+
+/* top_logprobs asks for logprobs, too; a plain "logprobs": false takes back what the options ask for. */
+static int settle_logprobs(struct parsed *p)
+{
+	struct sampling *s = &p->r->sampling;
+
+	if (p->no_logprobs && p->tops && s->top_logprobs)
+		return err_set(p->err, DS_DATA, "'top_logprobs' is %" PRIu64 ", but 'logprobs' is false", s->top_logprobs);
+	if (p->no_logprobs)
+		s->top_logprobs = 0;
+	s->logprobs |= s->top_logprobs > 0;
+	return 0;
 }
 
 static int read_object(struct parsed *p, const json_t *o)
@@ -204,6 +296,8 @@ static int read_object(struct parsed *p, const json_t *o)
 	json_object_foreach((json_t *)(uintptr_t)o, key, v)
 		if (read_key(p, key, v))
 			return p->err->code;
+	if (settle_logprobs(p))
+		return p->err->code;
 	if (!p->prompt + !p->prompt_ids + !p->messages != 2)
 		return err_set(p->err, DS_DATA, "one of 'prompt', 'prompt_ids' and 'messages' is needed");
 	if (json_is_array(p->prompt)) { /* told apart by what is in it */

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "model/config.h"
 #include "serve/token.h"
 
@@ -28,6 +29,59 @@ static int add_variable(struct tokenizing *x, const char *text, struct ds_err *e
 	return rc;
 }
 
+int token_add_stop(struct request *r, const char *p, size_t n, struct ds_err *err)
+{
+	struct stop_string *s = &r->stops[r->stop_count];
+
+	if (r->stop_count == REQUEST_MAX_STOPS)
+		return err_set(err, DS_DATA, "'stop' has more than %d texts", REQUEST_MAX_STOPS);
+	if (!n || n > REQUEST_STOP_BYTES || !utf8_valid(p, n, NULL))
+		return err_set(err, DS_DATA, "'stop' has a text of %zu bytes, not UTF-8 of 1 to %d", n,
+			REQUEST_STOP_BYTES);
+	s->n = n;
+	memcpy(s->p, p, n);
+	r->stop_count++;
+	return 0;
+}
+
+/* ID=BIAS */
+static int add_bias(struct tokenizing *x, const char *text, struct ds_err *err)
+{
+	const char *eq = strchr(text, '=');
+	char digits[24] = "";
+	int64_t id;
+	double v;
+
+	if (eq && (size_t)(eq - text) < sizeof(digits))
+		memcpy(digits, text, (size_t)(eq - text));
+	if (!eq || parse_int(digits, 0, UINT32_MAX, &id) || parse_real(eq + 1, -100.0, 100.0, &v))
+		return err_set(err, DS_USAGE, "--logit-bias: '%s' is not ID=BIAS, a token id and a number from -100 to 100",
+			text);
+	if (!request_add_bias(&x->defaults.sampling, (uint32_t)id, (float)v))
+		return err_set(err, DS_USAGE, "--logit-bias: token %lld is given twice, or over %d tokens are",
+			(long long)id, REQUEST_MAX_BIAS);
+	return 0;
+}
+
+/* The escapes of printf(1) that a separator may need. */
+static int read_separator(struct buf *out, const char *s, struct ds_err *err)
+{
+	static const char from[] = "ntr0\\", to[] = "\n\t\r\0\\";
+	const char *e;
+
+	for (; *s; s++) {
+		if (*s != '\\') {
+			buf_add(out, s, 1);
+			continue;
+		}
+		e = *++s ? strchr(from, *s) : NULL;
+		if (!e)
+			return err_set(err, DS_USAGE, "--separator: of escapes \\n, \\t, \\r, \\0 and \\\\ are known");
+		buf_add(out, to + (e - from), 1);
+	}
+	return out->nomem ? err_nomem(err, 16, "the separator") : 0;
+}
+
 static int set_defaults(struct tokenizing *x, struct ds_err *err)
 {
 	const struct token_options *o = x->o;
@@ -38,9 +92,17 @@ static int set_defaults(struct tokenizing *x, struct ds_err *err)
 	r->sampling.top_p = o->top_p;
 	r->sampling.top_k = (uint64_t)o->top_k;
 	r->sampling.seed = (uint64_t)o->seed;
-	r->sampling.logprobs = o->logprobs;
+	r->sampling.min_p = o->min_p;
+	r->sampling.repetition = o->repetition;
+	r->sampling.presence = o->presence;
+	r->sampling.frequency = o->frequency;
+	r->sampling.top_logprobs = (uint64_t)o->top_logprobs;
+	r->sampling.logprobs = o->logprobs || o->top_logprobs;
+	r->n = (uint64_t)o->n;
 	if (!(o->top_p > 0))
 		return err_set(err, DS_USAGE, "--top-p: must be above 0");
+	if (!(o->repetition > 0))
+		return err_set(err, DS_USAGE, "--repetition-penalty: must be above 0 (1: none)");
 	r->max_tokens = (uint64_t)o->max_tokens;
 	r->ignore_eos = o->ignore_eos;
 	if (o->stop_ids.n > REQUEST_MAX_STOP_IDS)
@@ -51,6 +113,13 @@ static int set_defaults(struct tokenizing *x, struct ds_err *err)
 			return err_set(err, DS_USAGE, "--stop-id: '%s' is no token id", o->stop_ids.v[i]);
 		r->stop_ids[r->stop_id_count++] = (uint32_t)id;
 	}
+	for (size_t i = 0; i < o->stops.n; i++)
+		if (token_add_stop(r, o->stops.v[i], strlen(o->stops.v[i]), err))
+			return err_set(err, DS_USAGE, "--stop: '%s' is too much, or not UTF-8 of 1 to %d bytes; at most "
+				"%d are taken", o->stops.v[i], REQUEST_STOP_BYTES, REQUEST_MAX_STOPS);
+	for (size_t i = 0; i < o->bias.n; i++)
+		if (add_bias(x, o->bias.v[i], err))
+			return err->code;
 	for (size_t i = 0; i < o->vars.n; i++)
 		if (add_variable(x, o->vars.v[i], err))
 			return err->code;
@@ -85,6 +154,8 @@ int tokenizing_open(struct tokenizing *x, const struct token_options *o, struct 
 	x->vars = json_object();
 	rc = x->vars ? set_defaults(x, err) : err_nomem(err, 64, "variables");
 	if (!rc)
+		rc = read_separator(&x->separator, o->separator, err);
+	if (!rc)
 		rc = tokenizer_open(&x->t, o->model, err);
 	if (!rc)
 		rc = read_vocab(x, err);
@@ -97,6 +168,7 @@ void tokenizing_close(struct tokenizing *x)
 {
 	tokenizer_free(x->t);
 	json_decref(x->vars);
+	buf_free(&x->separator);
 	memset(x, 0, sizeof(*x));
 }
 

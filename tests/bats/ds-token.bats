@@ -1,70 +1,6 @@
 # ds-token: text to requests, tokens to text.
 load helper
-
-DSF=$DS_ROOT/tests/bats/dsf.py
-
-setup() {
-	cd "$BATS_TEST_TMPDIR" || return 1
-}
-
-teardown() {
-	end_background
-}
-
-token() {
-	limited ds-token -m "$DS_MODEL" "$@"
-}
-
-# requests: the request frames of stdin as one JSON line each: id, ids of the prompt, meta.
-requests() {
-	"$PYTHON" -c '
-import json, struct, sys
-sys.path.insert(0, sys.argv[1])
-import dsf
-for kind, flags, stream, seq, meta, data in dsf.read_frames("-"):
-    if kind == 2:
-        (name, dtype, dims, shape, offset, nbytes, scale), = meta["tensors"]
-        ids = struct.unpack("<%dI" % shape[0], data[offset:offset + nbytes])
-        print(json.dumps({"id": meta["id"], "ids": ids, "meta": {k: v for k, v in meta.items() if k not in ("_", "id", "tensors", "xxh", "arrival_ns")}}))
-    elif kind == 7:
-        print(json.dumps({"error": meta["message"], "code": meta["code"]}))
-' "$DS_ROOT/tests/bats"
-}
-
-# answers: a stream of token frames made of JSON lines: {"id", "token": [ids]...}, {"id", "done": reason, "n": N}, {"id", "error": text, "code": N}, {"id", "cancel": true}, {"cut": true}
-answers() {
-	"$PYTHON" -c '
-import json, sys
-sys.path.insert(0, sys.argv[1])
-import dsf
-w = dsf.Writer(sys.stdout.buffer)
-lines = [json.loads(line) for line in sys.stdin]
-hello = {"minor": 0, "program": "test", "version": "1", "mtp": 0, "rank": 0, "world": 1}
-if len(sys.argv) > 2:
-    hello["vocab"] = int(sys.argv[2])
-w.write(1, 0, hello)
-at, cut = {}, False
-for o in lines:
-    stream = sum(ord(c) << (8 * i) for i, c in enumerate(o.get("id", "")))
-    for token in o.get("token", []):
-        w.write(5, stream, {"index": at.get(o["id"], 0), "id": token, "t_ns": 1, **({"logprob": o["logprob"]} if "logprob" in o else {})})
-        at[o["id"]] = at.get(o["id"], 0) + 1
-    if "done" in o:
-        w.write(6, stream, {"id": o["id"], "finish_reason": o["done"], "usage": {"prompt": 3, "hit": 1, "miss": 2, "completion": o.get("n", at.get(o["id"], 0))}, "prefill_ns": 1, "decode_ns": 1})
-    if "error" in o:
-        w.write(7, stream, {"id": o["id"], "code": o.get("code", 65), "message": o["error"], "retryable": False})
-    if "cancel" in o:
-        w.write(8, stream, {})
-    cut = cut or "cut" in o
-if not cut:
-    w.write(15, 0, {"frames": w.seq, "bytes": w.bytes})
-' "$DS_ROOT/tests/bats" "$@"
-}
-
-# The ids of a text, as decode takes them.
-ids() {
-	printf %s "$1" | token tokens | cut -f 1 | tail -n +2 | paste -sd ,
-}
+load token
 
 @test "text is one request: bos, its ids, one newline at the end removed, defaults" {
 	printf 'Hello\n\n' | token encode | requests >got
@@ -166,14 +102,34 @@ assert m["max_tokens"] == 4 and m["stop_ids"] == [8] and m["ignore_eos"] is True
 		{"prompt": "a", "temperature": "hot"}|'temperature'
 		{"prompt": "a", "top_p": 0}|'top_p'
 		{"prompt": "a", "top_p": 1.1}|'top_p'
-		{"prompt": "a", "top_k": -1}|'top_k'
+		{"prompt": "a", "top_k": -2}|'top_k'
 		{"prompt": "a", "seed": 1.5}|'seed'
 		{"prompt": "a", "max_tokens": -5}|'max_tokens'
 		{"prompt": "a", "max_tokens": 5.0}|'max_tokens'
-		{"prompt": "a", "logprobs": 3}|'logprobs'
-		{"prompt": "a", "n": 2}|'n'
+		{"prompt": "a", "logprobs": 21}|'logprobs'
+		{"prompt": "a", "logprobs": "yes"}|'logprobs'
+		{"prompt": "a", "n": 0}|'n'
+		{"prompt": "a", "n": 129}|'n'
+		{"prompt": "a", "n": 1.0}|'n'
 		{"prompt": "a", "stop_token_ids": [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}|'stop_token_ids'
-		{"prompt": "a", "stop": ["x"]}|'stop'
+		{"prompt": "a", "stop": 5}|'stop'
+		{"prompt": "a", "stop": ["x", null]}|'stop'
+		{"prompt": "a", "stop": ""}|'stop' has a text of 0 bytes
+		{"prompt": "a", "stop": [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}|'stop'
+		{"prompt": "a", "min_p": 1.5}|'min_p'
+		{"prompt": "a", "min_p": true}|'min_p'
+		{"prompt": "a", "repetition_penalty": 0}|'repetition_penalty'
+		{"prompt": "a", "repetition_penalty": 11}|'repetition_penalty'
+		{"prompt": "a", "presence_penalty": -2.1}|'presence_penalty'
+		{"prompt": "a", "frequency_penalty": 2.1}|'frequency_penalty'
+		{"prompt": "a", "top_logprobs": 21}|'top_logprobs'
+		{"prompt": "a", "top_logprobs": 2, "logprobs": false}|'top_logprobs' is 2, but 'logprobs' is false
+		{"prompt": "a", "logit_bias": [[5, 1]]}|'logit_bias'
+		{"prompt": "a", "logit_bias": {"x": 1}}|'logit_bias' has 'x', no token id from 0 to 1023
+		{"prompt": "a", "logit_bias": {"1024": 1}}|'logit_bias' has '1024'
+		{"prompt": "a", "logit_bias": {"5": 101}}|'logit_bias' of token 5
+		{"prompt": "a", "logit_bias": {"5": null}}|'logit_bias' of token 5
+		{"prompt": "a", "logit_bias": {"5": 1, "05": 2}}|'logit_bias' has token 05 twice
 		{"prompt": "a", "id": ""}|'id'
 		{"prompt": "a", "id": "0123456789012345678901234567890123456789012345678901234567890123456789"}|'id'
 		{"prompt": "a", "chat_template_kwargs": 5}|'chat_template_kwargs'
@@ -271,7 +227,8 @@ a, b = map(json.loads, open("lines"))
 assert a["id"] == "a" and a["text"] == "hello" and a["finish_reason"] == "stop", a
 assert a["usage"] == {"prompt_tokens": 3, "completion_tokens": len(a["ids"]), "total_tokens": 3 + len(a["ids"]),
                       "prompt_cache_hit_tokens": 1, "prompt_cache_miss_tokens": 2}, a
-assert a["logprobs"] == [-0.5] * len(a["ids"]), a
+assert [t["logprob"] for t in a["logprobs"]["content"]] == [-0.5] * len(a["ids"]), a
+assert a["index"] == b["index"] == 0, b
 assert b["text"] == "a\"b" and b["finish_reason"] == "length" and "logprobs" not in b, b'
 }
 

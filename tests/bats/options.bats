@@ -156,4 +156,11 @@ page_options() {
 	assert_output 'json'
 	run complete_words ds-frame du
 	assert_output 'dump'
+	run complete_words ds-token -m DIR --chat en # a sub-command may stand behind options
+	assert_output 'encode'
+	run complete_words ds-token --chat en
+	assert_output 'encode'
+	cd "$BATS_TEST_TMPDIR" && touch encoded
+	run complete_words ds-token encode --chat enco # there is one already
+	assert_output 'encoded'
 }
