@@ -5,7 +5,7 @@
 #include "base/trace.h"
 #include "engine/profile.h"
 
-enum { DEPTH = 4, LANE_STAGES = 0, LANE_THREADS = 1 };
+enum { DEPTH = 4, LANE_STAGES = 1, LANE_THREADS = 2 }; /* 0: the idle task, to some viewers */
 
 struct open_stage {
 	enum stage_id stage;

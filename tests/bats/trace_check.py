@@ -75,21 +75,21 @@ def check(events, stats):
     assert set(lanes) <= set(threads), "a lane has no name"
     for spans in lanes.values():
         nesting(spans)
-    steps = [s for s in lanes[0] if s[2] in ("step", "draft")]
-    stages = [s for s in lanes[0] if s[2] not in ("step", "draft", "sample")]
+    steps = [s for s in lanes[1] if s[2] in ("step", "draft")]
+    stages = [s for s in lanes[1] if s[2] not in ("step", "draft", "sample")]
     total = sum(s[1] - s[0] for s in steps)
     filled = sum(stages_of(s, stages) for s in steps)
     assert 0.7 * total <= filled <= total, f"stages fill {filled} of {total} ns"
     for tid, spans in lanes.items():
         for s in spans:
-            assert tid == 0 or any(step[0] <= s[0] and s[1] <= step[1] for step in steps), f"{s} is in no step"
+            assert tid == 1 or any(step[0] <= s[0] and s[1] <= step[1] for step in steps), f"{s} is in no step"
     if stats:
-        compare(stats["stats"], lanes[0])
+        compare(stats["stats"], lanes[1])
     if any(s[2] == "draft" for s in steps):
         print("drafts", sum(s[2] == "draft" for s in steps))
     print("steps", sum(s[2] == "step" for s in steps))
     print("requests", len(asyncs))
-    print("threads", sum(bool(lanes[t]) for t in threads if t > 0))
+    print("threads", sum(bool(lanes[t]) for t in threads if t > 1))
 
 
 def compare(stats, spans):
