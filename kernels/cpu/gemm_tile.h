@@ -255,6 +255,7 @@ struct panel {
 	enum src src;
 	size_t m0, m, n0, n;
 	size_t k, len;    /* the columns in work */
+	const uint8_t *w; /* weight row n0 from column k on */
 	size_t lines, at; /* look_ahead */
 	const ELEM *x[PANEL_M];
 	struct tile t;
@@ -268,36 +269,37 @@ static size_t height(size_t left, size_t most)
 	return (left + tiles - 1) / tiles;
 }
 
-/* Has a tile ask for its part of the group's successor: `lines` for each block from line `at` on. */
-static void look_ahead(struct panel *p, size_t n, size_t at)
+/* Has the next tile ask for its part of what follows the group at weight row n. */
+static void look_ahead(struct panel *p, size_t n)
 {
 	struct tile *t = &p->t;
-	size_t byte = at * 64;
+	size_t byte = p->at * 64;
 
 	t->lines = byte < GROUP * t->end ? p->lines : 0;
 	if (t->lines)
-		t->ahead = (const char *)mat_at(p->g->w, p->n0 + n, p->k) + (GROUP + byte / t->end) * t->ldp + byte % t->end;
+		t->ahead = (const char *)p->w + (n + GROUP + byte / t->end) * t->ldp + byte % t->end;
+	p->at += p->lines * (t->len / FP8_BLOCK);
 }
 
-/* Tiles of rows [m, m + M) and of weight rows [n, n + count) of the panel. */
+/* Tiles of rows from m on and of weight rows [n, n + count) of the panel. */
 static void tiles(struct panel *p, size_t m, size_t n, size_t count, size_t N, tile_fn *const *fn)
 {
-	const struct gemm *g = p->g;
 	struct tile *t = &p->t;
 	struct desk *d = isa_desk;
 	const bool plain = src_plain(p->src);
-	const size_t wide = count < N ? 1 : N;
+	float *y = p->g->y + (p->m0 + m) * p->g->ldy + p->n0 + n;
 
 	t->x = p->x + m;
 	t->s = d->s + m * t->lds;
-	for (size_t j = 0; j < count; j += wide) {
-		t->p = mat_at(g->w, p->n0 + n + j, p->k);
-		t->buf = d->w + j * LD;
+	for (size_t j = 0, wide; j < count; j += wide) {
+		wide = count - j < N ? 1 : N;
+		t->p = p->w + (n + j) * t->ldp;
+		t->buf = d->w + j % GROUP * LD;
 		t->w = plain ? (const ELEM *)(const void *)t->p : t->buf;
-		t->spill = d->spill + (m * PANEL_N + n + j) * VL;
-		t->y = g->y + (p->m0 + m) * g->ldy + p->n0 + n + j;
-		look_ahead(p, n, p->at);
-		p->at += p->lines * (t->len / FP8_BLOCK);
+		t->spill = d->spill + (m * PANEL_N + (n + j) % PANEL_N) * VL;
+		t->y = y + j;
+		if (p->lines)
+			look_ahead(p, n);
 		fn[wide == 1](t);
 	}
 }
@@ -312,7 +314,7 @@ static void prepare(const struct panel *p, size_t n, size_t count)
 		pack_weight(d->w + j * LD + k % KC, p->g->w, p->n0 + n + j, p->k + k, p->len - k, p->blocks);
 }
 
-/* All rows against `count` weight rows. */
+/* All rows against `count` weight rows, at most GROUP, or more where the desk is not needed for them. */
 static void group(struct panel *p, size_t n, size_t count)
 {
 	static const uint8_t direct_n[] = { DIRECT_N };
@@ -335,10 +337,15 @@ static void group(struct panel *p, size_t n, size_t count)
 /* s_x * s_w of the panel's rows, for the blocks of columns [k, k + len). */
 static void scales(const struct panel *p, float *s, size_t lds)
 {
-	for (size_t i = 0; i < p->m; i++)
-		for (size_t b = 0; b * FP8_BLOCK < p->len; b++)
-			s[i * lds + b] = act_scale(p->g->x, act_row(p->g, p->m0 + i), p->k + b * FP8_BLOCK) *
-			                 mat_scale(p->g->w, p->n0, p->k + b * FP8_BLOCK) * F8_FACTOR;
+	const struct mat *w = p->g->w;
+	const float *sw = w->scale + (w->row0 + p->n0) / FP8_BLOCK * w->scale_ld + p->k / FP8_BLOCK;
+
+	for (size_t i = 0; i < p->m; i++, s += lds) {
+		const float *sx = act_scales(p->g->x, act_row(p->g, p->m0 + i)) + p->k / FP8_BLOCK;
+
+		for (size_t b = 0; b < lds; b++)
+			s[b] = sx[b] * sw[b] * F8_FACTOR;
+	}
 }
 
 /* The panel's rows as elements, from column k on. */
@@ -362,17 +369,20 @@ static size_t lines_of(const struct panel *p)
 	const size_t M = p->blocks ? BLOCK_M : TILE_M, N = p->blocks ? BLOCK_N : TILE_N;
 	size_t blocks = (p->m + M - 1) / M * (GROUP / N) * (p->len / FP8_BLOCK);
 
-	return blocks ? (GROUP * p->t.end / 64 + blocks - 1) / blocks : 0;
+	if (p->m <= DIRECT_M || !blocks)
+		return 0; /* such tiles ask themselves */
+	return (GROUP * p->t.end / 64 + blocks - 1) / blocks;
 }
 
 static void panel(struct panel *p, size_t piece)
 {
-	const size_t cols = p->g->w->cols;
+	const size_t cols = p->g->w->cols, most = p->m > DIRECT_M || cols % FP8_BLOCK || p->src == SRC_NONE ? GROUP : p->n;
 	struct desk *d = isa_desk;
 	struct tile *t = &p->t;
 
 	for (p->k = 0; p->k == 0 || p->k < cols; p->k += piece) {
 		p->len = cols - p->k < piece ? cols - p->k : piece;
+		p->w = mat_at(p->g->w, p->n0, p->k);
 		t->len = p->len;
 		t->load = p->k > 0;
 		t->keep = cols - p->k > piece;
@@ -386,7 +396,7 @@ static void panel(struct panel *p, size_t piece)
 		if (p->blocks)
 			scales(p, d->s, t->lds);
 		for (size_t n = 0, count; n < p->n; n += count) {
-			count = p->n - n < GROUP ? 1 : GROUP;
+			count = p->n - n < most ? 1 : most;
 			group(p, n, count);
 		}
 	}
@@ -404,7 +414,9 @@ static void product(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_
 			size_t piece = p.m == 1 && src != SRC_NONE && g->w->cols <= LONGEST ? LONGEST : KC;
 			size_t left = FP8_BLOCK - (g->w->row0 + p.n0) % FP8_BLOCK;
 
-			p.n = n1 - p.n0 < PANEL_N ? n1 - p.n0 : PANEL_N;
+			p.n = n1 - p.n0;
+			if (piece < g->w->cols && p.n > PANEL_N)
+				p.n = PANEL_N;
 			if (blocks && p.n > left)
 				p.n = left;
 			panel(&p, piece);

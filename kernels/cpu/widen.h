@@ -48,10 +48,16 @@ static inline void mat_widen(float *y, const struct mat *m, size_t row, size_t c
 	}
 }
 
+/* Scales of row r of a packed F8 activation. */
+static inline const float *act_scales(const struct act *x, size_t r)
+{
+	return x->scale + r * ((x->cols + FP8_BLOCK - 1) / FP8_BLOCK);
+}
+
 /* Scale of the block that column c of row r of a packed F8 activation lies in. */
 static inline float act_scale(const struct act *x, size_t r, size_t c)
 {
-	return x->scale[r * ((x->cols + FP8_BLOCK - 1) / FP8_BLOCK) + c / FP8_BLOCK];
+	return act_scales(x, r)[c / FP8_BLOCK];
 }
 
 static inline size_t act_row(const struct gemm *g, size_t i)

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 bool mem_mul(size_t a, size_t b, size_t *out)
 {
@@ -27,6 +28,15 @@ void *mem_realloc(void *p, size_t n, size_t size)
 	if (!mem_mul(n, size, &bytes))
 		return NULL;
 	return realloc(p, bytes ? bytes : 1);
+}
+
+void mem_huge(void *p, size_t bytes)
+{
+#ifdef MADV_HUGEPAGE
+	(void)madvise(p, bytes, MADV_HUGEPAGE);
+#else
+	(void)p, (void)bytes;
+#endif
 }
 
 void *mem_aligned(size_t bytes)

@@ -95,6 +95,7 @@ static int reserve(struct engine *e, struct ds_err *err)
 			"out of memory: %zu bytes for steps of %zu tokens; lower --chunk or --max-batch",
 			e->memory_bytes, e->max_rows);
 	}
+	mem_huge(e->memory, e->memory_bytes);
 	lay_out(e);
 	config_inv_freq(e->c, e->inv_freq);
 	return 0;

@@ -30,6 +30,8 @@ int kv_pool_new(struct kv_pool **out, enum dtype type, size_t layers, size_t dim
 		-1, 0);
 	if (p->memory == MAP_FAILED)
 		p->memory = NULL;
+	else
+		mem_huge(p->memory, p->blocks * block);
 	if (!p->free || !p->owners || !p->kept || !p->memory) {
 		err_set(err, DS_OS, "out of memory: %zu bytes for the KV cache; lower --kv-memory", p->blocks * block);
 		kv_pool_free(p);
