@@ -42,6 +42,8 @@ static int run(struct ds_err *err)
 	work.mtp = drafts > 0;
 	work.max_segs = o.max_batch;
 	work.max_rows = o.max_batch + o.chunk;
+	if (o.drafts && o.chunk < MTP_PENDING)
+		work.max_rows = o.max_batch + MTP_PENDING;
 	if ((size_t)batch_tokens > work.max_rows)
 		work.max_rows = (size_t)batch_tokens;
 	work.max_logits = o.max_batch * (1 + o.drafts);

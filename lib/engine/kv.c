@@ -149,6 +149,15 @@ bool kv_seq_share(struct kv_seq *s, struct kv_pool *p, void *block)
 	return true;
 }
 
+void kv_seq_replace(struct kv_seq *s, struct kv_pool *p, size_t n, void *block)
+{
+	if (s->pages[n] == block)
+		return;
+	own(p, block_number(p, block), true);
+	own(p, block_number(p, s->pages[n]), false);
+	s->pages[n] = block;
+}
+
 bool kv_seq_fork(struct kv_seq *s, const struct kv_seq *from, size_t length, struct kv_pool *p)
 {
 	size_t shared = length ? (length - 1) / KV_BLOCK : 0;

@@ -58,6 +58,8 @@ void kv_block_drop(struct kv_pool *p, void *block);
 bool kv_block_idle(const struct kv_pool *p, const void *block);
 /* Adds a complete block that another owner holds, too, to s.  False: no memory. */
 bool kv_seq_share(struct kv_seq *s, struct kv_pool *p, void *block);
+/* The same bytes in another owner's block instead of block n of s. */
+void kv_seq_replace(struct kv_seq *s, struct kv_pool *p, size_t n, void *block);
 /* Makes s, which is empty, begin as `from` up to `length` tokens, with a copy of the block in which they end and the
  * blocks before it shared.  That block is copied even if it is full: MTP entry length - 1 depends on what follows.
  * False: no room, s is empty. */

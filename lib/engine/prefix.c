@@ -16,7 +16,7 @@ struct entry {
 	struct entry *parent;      /* NULL: the prompt begins here */
 	size_t children;
 	void *block;
-	uint32_t ids[KV_BLOCK];
+	uint32_t ids[KV_BLOCK + 1]; /* its tokens; with MTP the one that follows them, else 0 */
 };
 
 LIST_HEAD(bucket, entry);
@@ -24,6 +24,7 @@ TAILQ_HEAD(by_age, entry);
 
 struct prefix_cache {
 	struct kv_pool *pool;
+	bool mtp;
 	struct bucket *buckets;    /* [bucket_count], a power of two */
 	size_t bucket_count, count;
 	struct by_age ages;        /* the most recently used first; a parent never stands behind its children */
@@ -45,7 +46,7 @@ static void reclaim(void *ctx)
 	struct prefix_cache *c = ctx;
 	struct entry *e;
 
-	/* A kept block that is in use has parents in use; its children, which stand behind it, may be idle. */
+	/* Whoever uses a kept block uses its parents, so an idle one has only idle children, and one has none. */
 	TAILQ_FOREACH_REVERSE(e, &c->ages, by_age, age)
 		if (!e->children && kv_block_idle(c->pool, e->block)) {
 			drop(c, e);
@@ -53,7 +54,7 @@ static void reclaim(void *ctx)
 		}
 }
 
-int prefix_new(struct prefix_cache **out, struct kv_pool *p, struct ds_err *err)
+int prefix_new(struct prefix_cache **out, struct kv_pool *p, bool mtp, struct ds_err *err)
 {
 	struct prefix_cache *c = mem_calloc(1, sizeof(*c));
 	size_t n = BUCKETS_MIN;
@@ -67,6 +68,7 @@ int prefix_new(struct prefix_cache **out, struct kv_pool *p, struct ds_err *err)
 		return err_nomem(err, n * sizeof(struct bucket), "the cache of prefixes");
 	}
 	c->pool = p;
+	c->mtp = mtp;
 	c->bucket_count = n;
 	TAILQ_INIT(&c->ages);
 	p->reclaim = reclaim;
@@ -90,24 +92,34 @@ void prefix_free(struct prefix_cache *c)
 
 size_t prefix_blocks(const struct prefix_cache *c) { return c->count; }
 
-static XXH128_hash_t chain(const struct entry *parent, const uint32_t *ids)
+/* What a block's rows depend on, besides its parent: block n of a prompt, which a further token follows. */
+static void tokens_of(const struct prefix_cache *c, const uint32_t *ids, size_t n, uint32_t out[KV_BLOCK + 1])
 {
-	struct { XXH128_hash_t parent; uint32_t ids[KV_BLOCK]; } link;
+	memcpy(out, ids + n * KV_BLOCK, KV_BLOCK * sizeof(*out));
+	out[KV_BLOCK] = c->mtp ? ids[(n + 1) * KV_BLOCK] : 0;
+}
+
+static XXH128_hash_t chain(const struct entry *parent, const uint32_t tokens[KV_BLOCK + 1])
+{
+	struct { XXH128_hash_t parent; uint32_t ids[KV_BLOCK + 1]; } link;
 
 	memset(&link, 0, sizeof(link));
 	if (parent)
 		link.parent = parent->key;
-	memcpy(link.ids, ids, sizeof(link.ids));
+	memcpy(link.ids, tokens, sizeof(link.ids));
 	return XXH3_128bits(&link, sizeof(link));
 }
 
-static struct entry *find(const struct prefix_cache *c, const struct entry *parent, const uint32_t *ids)
+static struct entry *find(const struct prefix_cache *c, const struct entry *parent, const uint32_t *ids, size_t n)
 {
-	XXH128_hash_t key = chain(parent, ids);
+	uint32_t tokens[KV_BLOCK + 1];
+	XXH128_hash_t key;
 	struct entry *e;
 
+	tokens_of(c, ids, n, tokens);
+	key = chain(parent, tokens);
 	LIST_FOREACH(e, &c->buckets[key.low64 & (c->bucket_count - 1)], bucket)
-		if (XXH128_isEqual(e->key, key) && e->parent == parent && memcmp(e->ids, ids, sizeof(e->ids)) == 0)
+		if (XXH128_isEqual(e->key, key) && e->parent == parent && memcmp(e->ids, tokens, sizeof(e->ids)) == 0)
 			return e;
 	return NULL;
 }
@@ -121,40 +133,31 @@ static void touch(struct prefix_cache *c, struct entry *e)
 	}
 }
 
-size_t prefix_take(struct prefix_cache *c, struct kv_seq *s, const uint32_t *ids, size_t count, bool mtp)
+size_t prefix_take(struct prefix_cache *c, struct kv_seq *s, const uint32_t *ids, size_t count)
 {
 	size_t most = (count - 1) / KV_BLOCK, n = 0;
 	struct entry *e = NULL, *next;
-	struct kv_seq shared = { 0 };
 
-	while (n < most && (next = find(c, e, ids + n * KV_BLOCK)) && kv_seq_share(&shared, c->pool, next->block)) {
+	while (n < most && (next = find(c, e, ids, n)) && kv_seq_share(s, c->pool, next->block)) {
 		e = next;
 		n++;
 	}
 	touch(c, e);
-	if (mtp && n) {
-		shared.mtp = n * KV_BLOCK - 1;
-		if (!kv_seq_fork(s, &shared, n * KV_BLOCK, c->pool))
-			n = 0;
-		s->length = s->mtp = n ? n * KV_BLOCK - 1 : 0;
-		kv_seq_clear(&shared, c->pool);
-	} else {
-		shared.length = n * KV_BLOCK;
-		*s = shared;
-	}
-	return n * KV_BLOCK;
+	s->length = n * KV_BLOCK;
+	s->mtp = c->mtp ? s->length : 0;
+	return s->length;
 }
 
-static struct entry *add(struct prefix_cache *c, struct entry *parent, const uint32_t *ids, void *block)
+static struct entry *add(struct prefix_cache *c, struct entry *parent, const uint32_t *ids, size_t n, void *block)
 {
 	struct entry *e = mem_calloc(1, sizeof(*e));
 
 	if (!e)
 		return NULL;
-	e->key = chain(parent, ids);
+	tokens_of(c, ids, n, e->ids);
+	e->key = chain(parent, e->ids);
 	e->parent = parent;
 	e->block = block;
-	memcpy(e->ids, ids, sizeof(e->ids));
 	if (parent)
 		parent->children++;
 	kv_block_keep(c->pool, block);
@@ -164,14 +167,16 @@ static struct entry *add(struct prefix_cache *c, struct entry *parent, const uin
 	return e;
 }
 
-void prefix_keep(struct prefix_cache *c, const struct kv_seq *s, const uint32_t *ids, size_t count)
+void prefix_keep(struct prefix_cache *c, struct kv_seq *s, const uint32_t *ids, size_t count)
 {
 	struct entry *e = NULL, *next;
 
 	for (size_t n = 0; n < (count - 1) / KV_BLOCK; n++) {
-		next = find(c, e, ids + n * KV_BLOCK);
-		if (!next)
-			next = add(c, e, ids + n * KV_BLOCK, s->pages[n]);
+		next = find(c, e, ids, n);
+		if (next)
+			kv_seq_replace(s, c->pool, n, next->block);
+		else
+			next = add(c, e, ids, n, s->pages[n]);
 		if (!next)
 			break;
 		e = next;

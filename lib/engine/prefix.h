@@ -2,10 +2,10 @@
  * Prefixes that were computed before: complete KV blocks of prompts, kept in the pool and found again by their tokens.
  *
  * A block's key is a hash chained over its parent's key and its 64 token ids; its tokens are compared, too, so that a
- * collision can never give wrong KV.  Only blocks of prompts come here, computed in the expanded form: by law 2 they
- * are the bits that computing them again would give.  (Entry 63 of a block's MTP layer depends on the token that
- * follows; whoever takes a block as the last one makes that entry anew, in a copy.)  The least recently used block goes
- * when the pool has no other, those without a continuation first.  Not thread-safe.
+ * collision can never give wrong KV.  With MTP the token that follows the block is part of the key: the layer's entry 63
+ * depends on it.  Only blocks of prompts come here, computed in the expanded form: by law 2 they are the bits that
+ * computing them again would give.  The least recently used block goes when the pool has no other, those without a
+ * continuation first.  Not thread-safe.
  */
 #ifndef DS_ENGINE_PREFIX_H
 #define DS_ENGINE_PREFIX_H
@@ -14,16 +14,16 @@
 
 struct prefix_cache;
 
-/* The pool must outlive it. */
-int prefix_new(struct prefix_cache **c, struct kv_pool *p, struct ds_err *err);
+/* The pool must outlive it.  mtp: blocks have the MTP layer's entries, too. */
+int prefix_new(struct prefix_cache **c, struct kv_pool *p, bool mtp, struct ds_err *err);
 void prefix_free(struct prefix_cache *c);
 
 /* Makes s, which is empty, begin with the longest run of kept blocks that ids begin with, at least one token being left
- * to compute; returns how many tokens they hold.  mtp: the last block is copied and its last token left to be computed
- * again.  Memory short: fewer. */
-size_t prefix_take(struct prefix_cache *c, struct kv_seq *s, const uint32_t *ids, size_t count, bool mtp);
-/* Keeps those of the prompt's complete blocks that a further token follows; s holds the whole prompt. */
-void prefix_keep(struct prefix_cache *c, const struct kv_seq *s, const uint32_t *ids, size_t count);
+ * to compute; returns how many tokens they hold. */
+size_t prefix_take(struct prefix_cache *c, struct kv_seq *s, const uint32_t *ids, size_t count);
+/* Keeps those of the prompt's complete blocks that a further token follows; s holds the whole prompt.  Blocks of s that
+ * are kept already give way to those, so that a kept block in use has parents in use. */
+void prefix_keep(struct prefix_cache *c, struct kv_seq *s, const uint32_t *ids, size_t count);
 size_t prefix_blocks(const struct prefix_cache *c);
 
 #endif

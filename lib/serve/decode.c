@@ -184,9 +184,9 @@ static int equip(struct decode *d, struct job *j, const float *hidden, struct ds
 		rc = stop_copy(&j->stop, g->stop, err);
 	if (rc || !hidden || !d->o.drafts)
 		return rc;
-	j->h = mem_array(PENDING_MOST * n, sizeof(*j->h));
+	j->h = mem_array(MTP_PENDING * n, sizeof(*j->h));
 	if (!j->h)
-		return err_nomem(err, PENDING_MOST * n * sizeof(*j->h), "hidden states");
+		return err_nomem(err, MTP_PENDING * n * sizeof(*j->h), "hidden states");
 	j->token = g->first[j->choice].id;
 	draft_remember(d, j, hidden);
 	return 0;

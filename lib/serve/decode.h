@@ -12,7 +12,10 @@
 
 #include "serve/work.h"
 
-enum { MTP_MOST = 8 };
+enum {
+	MTP_MOST = 8,
+	MTP_PENDING = 16, /* hidden states that a choice keeps for the MTP layer while it takes steps without drafts */
+};
 
 struct decode;
 
@@ -25,7 +28,8 @@ struct decode_options {
 	bool always;         /* even where it does not pay */
 };
 
-/* The work's max_rows is a step's budget, above max_batch; its max_logits at least max_batch * (1 + drafts). */
+/* The work's max_rows is a step's budget, above max_batch and with drafts at least max_batch + MTP_PENDING; its max_logits
+ * at least max_batch * (1 + drafts). */
 int decode_new(struct decode **d, struct work *w, const struct decode_options *o, struct ds_err *err);
 /* At the end of a run: says what speculation did. */
 void decode_report(const struct decode *d);

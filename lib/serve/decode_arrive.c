@@ -55,16 +55,6 @@ static int furnish(struct decode *d, struct group *g, const uint32_t *ids, struc
 	return rc;
 }
 
-/* A request of a stream without KV: its prompt is computed here. */
-static int begin_prompt(struct decode *d, struct group *g, struct ds_err *err)
-{
-	struct job *j = g->lead;
-
-	j->state = JOB_PROMPT;
-	j->at = (struct prompt){ .ids = g->ids, .count = g->prompt, .kv = &j->kv };
-	return prompt_begin(d->w, &j->at, err);
-}
-
 static int add_group(struct decode *d, struct source *src, const struct frame *f, struct ds_err *err)
 {
 	struct group *g = mem_calloc(1, sizeof(*g));
@@ -90,8 +80,10 @@ static int add_group(struct decode *d, struct source *src, const struct frame *f
 	source_hold(src);
 	profile_request(d->w->profile, g->stream, g->request.id, g->prompt);
 	rc = furnish(d, g, ids, err);
-	if (!rc && source_hello(src)->kv.type == DT_NONE)
-		rc = begin_prompt(d, g, err);
+	if (!rc && source_hello(src)->kv.type == DT_NONE) { /* a stream without KV: the prompt is computed here */
+		j->state = JOB_PROMPT;
+		j->at = (struct prompt){ .ids = g->ids, .count = g->prompt, .kv = &j->kv };
+	}
 	if (rc)
 		group_end(d, g);
 	return rc;

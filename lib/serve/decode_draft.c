@@ -14,7 +14,7 @@ void draft_remember(struct decode *d, struct job *j, const float *hidden)
 
 	if (!j->h)
 		return;
-	if (j->pending == PENDING_MOST) { /* too many entries are lacking */
+	if (j->pending == MTP_PENDING) { /* too many entries are lacking */
 		free(j->h);
 		j->h = NULL;
 		return;

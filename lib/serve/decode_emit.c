@@ -13,8 +13,9 @@ static bool stopped(struct decode *d, struct job *j, struct token *out)
 	const char *p;
 	size_t n;
 
-	if (!j->stop || !tokenizer_bytes(d->w->tokenizer, j->token, false, &p, &n))
+	if (!j->stop)
 		return false;
+	tokenizer_text(d->w->tokenizer, j->token, false, &p, &n);
 	if (!stop_feed(j->stop, p, n, &found)) {
 		out->hold = stop_hold(j->stop);
 		return false;
@@ -54,8 +55,10 @@ static const char *finished(struct decode *d, struct job *j, struct token *out)
 void group_done(struct decode *d, struct group *g, const char *reason)
 {
 	struct done *done = &g->done;
-	struct job *j;
+	struct job *j = g->lead;
 
+	if (j && j->state == JOB_PROMPT)
+		done->usage = prompt_usage(&j->at, j->parked.bytes ? j->parked.length : j->kv.length);
 	TAILQ_FOREACH(j, &d->jobs, link)
 		if (j->g == g) {
 			snprintf(done->choices[j->choice].reason, sizeof(done->choices[0].reason), "%s", reason);

@@ -19,8 +19,6 @@
 #include "serve/hold.h"
 #include "serve/prompt.h"
 
-enum { PENDING_MOST = 16 }; /* hidden states a choice keeps for the MTP layer while it takes steps without drafts */
-
 enum job_state {
 	JOB_ARRIVING, /* its KV blocks are coming in */
 	JOB_PROMPT,   /* its prompt is being computed here */
@@ -60,8 +58,8 @@ struct job {
 	struct sample_history *history; /* NULL: no penalties */
 	struct stop_matcher *stop;
 	/* MTP: entries that the layer lacks are made of these.  h NULL: nothing is drafted any more */
-	float *h;                 /* [PENDING_MOST, hidden] */
-	uint32_t next[PENDING_MOST]; /* the token that follows each */
+	float *h;                 /* [MTP_PENDING, hidden] */
+	uint32_t next[MTP_PENDING]; /* the token that follows each */
 	size_t pending;
 	size_t rows;              /* in this step: of a prompt, or the token and its drafts */
 	uint32_t feed[MTP_MOST + 1]; /* the token and its drafts */

@@ -12,16 +12,23 @@ static bool has_blocks(const struct job *k)
 	return k->kv.count && !k->parked.bytes;
 }
 
-/* Makes blocks free for j, which could run: first those of requests that are still arriving, whatever their age, since
- * they cannot run (they go on arriving into ordinary memory; one whose block is being read at this moment keeps its
- * own, --peer-timeout bounds that); then those of the youngest that is younger than j.  False if there is none. */
+/* It cannot run: its KV is still arriving (and goes on arriving into ordinary memory; one whose block is being read at
+ * this moment keeps its own, --peer-timeout bounds that), or its answers are not being read. */
+static bool idle(const struct job *k)
+{
+	return k->state == JOB_ARRIVING ? !k->g->incoming : source_blocked(k->g->src);
+}
+
+/* Makes blocks free for j, which could run: first those of requests that cannot, whatever their age; then those of the
+ * youngest that is younger than j.  False if there is none. */
 static bool park_another(struct decode *d, const struct job *j)
 {
 	struct job *k;
 
 	TAILQ_FOREACH_REVERSE(k, &d->jobs, job_list, link)
-		if (k != j && k->state == JOB_ARRIVING && has_blocks(k) && !k->g->incoming) {
-			k->kv.length = k->g->arrived * KV_BLOCK;
+		if (k != j && has_blocks(k) && idle(k)) {
+			if (k->state == JOB_ARRIVING)
+				k->kv.length = k->g->arrived * KV_BLOCK;
 			return kv_seq_park(&k->kv, d->w->pool, &k->parked);
 		}
 	TAILQ_FOREACH_REVERSE(k, &d->jobs, job_list, link) {
@@ -53,19 +60,15 @@ static bool make_room(struct decode *d, struct job *j, size_t rows)
 	return true;
 }
 
-/* A request that no parking can help: all of the memory would not do. */
-static bool too_large(const struct decode *d, const struct job *j)
+/* Refuses a request that no parking can help, since all of the memory would not do; begins a prompt, as late as this so
+ * that it finds what was computed meanwhile. */
+static int admit(struct decode *d, struct job *j, struct ds_err *err)
 {
-	return j->state == JOB_READY && kv_blocks_for(j->position + 1) > d->w->pool->blocks;
-}
-
-static void fail_too_large(struct decode *d, const struct job *j)
-{
-	struct ds_err why;
-
-	err_set(&why, DS_CONFIG, "request '%s': token %llu does not fit in --kv-memory (%zu blocks of %d tokens)",
-		j->g->request.id, (unsigned long long)j->position, d->w->pool->blocks, KV_BLOCK);
-	group_fail(d, j->g, &why);
+	if (j->state == JOB_READY && kv_blocks_for(j->position + 1) > d->w->pool->blocks)
+		return err_set(err, DS_CONFIG,
+			"request '%s': token %llu does not fit in --kv-memory (%zu blocks of %d tokens)",
+			j->g->request.id, (unsigned long long)j->position, d->w->pool->blocks, KV_BLOCK);
+	return j->state == JOB_PROMPT && !j->at.begun ? prompt_begin(d->w, &j->at, err) : 0;
 }
 
 /* ---- who ---- */
@@ -81,6 +84,7 @@ static size_t choose(struct decode *d)
 {
 	size_t n, budget;
 	struct job *j, *next;
+	struct ds_err why;
 
 restart:
 	n = 0;
@@ -89,8 +93,8 @@ restart:
 		next = TAILQ_NEXT(j, link);
 		if (j->state == JOB_ARRIVING || source_blocked(j->g->src) || (j->state == JOB_PROMPT && !budget))
 			continue;
-		if (too_large(d, j)) {
-			fail_too_large(d, j);
+		if (admit(d, j, &why)) {
+			group_fail(d, j->g, &why);
 			goto restart; /* its other choices are gone, too */
 		}
 		if (!bring_back(d, j))
@@ -119,10 +123,11 @@ static size_t drafts_for(const struct decode *d, const struct job *j)
 	return n;
 }
 
-/* Gives the running ones drafts, as far as the budget and free blocks allow.  True where any has one. */
+/* Gives the running ones drafts, as far as the budget, also that of the MTP layer's first pass, and free blocks allow.
+ * True where any has one. */
 static bool add_drafts(struct decode *d, size_t n)
 {
-	size_t total = 0, running = 0, able = 0, each;
+	size_t total = 0, running = 0, able = 0, entries = d->w->max_rows, given = 0, each;
 
 	for (size_t i = 0; i < n; i++) {
 		total += d->stepping[i]->rows;
@@ -134,13 +139,15 @@ static bool add_drafts(struct decode *d, size_t n)
 	each = (d->w->max_rows - total) / able;
 	for (size_t i = 0; i < n; i++) {
 		struct job *j = d->stepping[i];
-		size_t more = least(drafts_for(d, j), each);
+		size_t more = j->pending <= entries ? least(drafts_for(d, j), each) : 0;
 
 		while (more && !kv_seq_reserve(&j->kv, d->w->pool, j->kv.length + 1 + more))
 			more--;
 		j->rows += more;
+		entries -= more ? j->pending : 0;
+		given += more;
 	}
-	return each > 0;
+	return given > 0;
 }
 
 static void fill(struct decode *d, size_t n)
@@ -211,6 +218,12 @@ static size_t accept_all(struct decode *d, size_t n, size_t *running)
 	return tokens;
 }
 
+static void start(struct decode *d, struct job *j, const struct prompt *p)
+{
+	j->g->done.usage = prompt_usage(p, p->count);
+	group_start(d, j, p->hidden);
+}
+
 /* Prompts that are done get their first tokens, and the cache of prefixes and the MTP layer what they need. */
 static int finish_prompts(struct decode *d, size_t n, struct ds_err *err)
 {
@@ -228,7 +241,7 @@ static int finish_prompts(struct decode *d, size_t n, struct ds_err *err)
 	rc = prompt_stepped(d->w, segs, d->prompts, n, err);
 	for (size_t i = 0; i < n && !rc; i++)
 		if (d->prompts[i] && segs[i].want_logits)
-			group_start(d, d->stepping[i], d->prompts[i]->hidden);
+			start(d, d->stepping[i], &d->stepping[i]->at);
 	return rc;
 }
 

@@ -101,13 +101,28 @@ static int begin(struct prefill *p, struct job *j, struct ds_err *err)
 	return prompt_begin(p->w, &j->prompt, err);
 }
 
-/* Waiting requests become active in order, as KV memory for the whole prompt is there. */
+/* Room in the next step for one more request. */
+static bool step_has_room(const struct prefill *p)
+{
+	const struct job *j;
+	size_t rows = 0, n = 0;
+
+	TAILQ_FOREACH(j, &p->active, link)
+		if (!source_blocked(j->src)) {
+			rows += prompt_left(&j->prompt);
+			n++;
+		}
+	return rows < p->w->max_rows && n < p->w->max_segs;
+}
+
+/* Waiting requests become active in order, as KV memory for the whole prompt is there, and not before a step has room
+ * for them: what is computed meanwhile may be what they begin with. */
 static void activate(struct prefill *p)
 {
 	struct ds_err why;
 	struct job *j;
 
-	while ((j = TAILQ_FIRST(&p->waiting)) != NULL) {
+	while (step_has_room(p) && (j = TAILQ_FIRST(&p->waiting)) != NULL) {
 		if (kv_pool_available(p->w->pool) < kv_blocks_for(j->prompt.count))
 			return;
 		if (!j->result.first && begin(p, j, &why)) {
@@ -149,8 +164,7 @@ static void finish(struct prefill *p, struct job *j)
 	struct prefilled *r = &j->result;
 
 	r->position = j->prompt.count;
-	r->usage = (struct usage){ .prompt = j->prompt.count, .hit = j->prompt.hit,
-		.miss = j->prompt.count - j->prompt.hit };
+	r->usage = prompt_usage(&j->prompt, j->prompt.count);
 	r->prefill_ns = (uint64_t)(time_mono_ns() - j->began_ns);
 	TAILQ_REMOVE(&p->active, j, link);
 	TAILQ_INSERT_TAIL(&p->sending, j, link);

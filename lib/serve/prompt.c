@@ -10,7 +10,8 @@ int prompt_begin(struct work *w, struct prompt *p, struct ds_err *err)
 		if (!p->hidden)
 			return err_nomem(err, w->model->config.hidden * sizeof(*p->hidden), "a hidden state");
 	}
-	p->hit = w->prefix ? prefix_take(w->prefix, p->kv, p->ids, p->count, w->mtp) : 0;
+	p->begun = true;
+	p->hit = w->prefix ? prefix_take(w->prefix, p->kv, p->ids, p->count) : 0;
 	return 0;
 }
 

@@ -2,7 +2,7 @@
 """Frames for tests, read and written with python3-msgpack alone, by the layout in ds-frame(5): a second implementation, independent
 of the C one.
 
-    dsf.py requests < LINES > STREAM   one request a JSON line: id, ids, sampling, max_tokens, ignore_eos, stop_ids
+    dsf.py requests < LINES > STREAM   one request a JSON line: id, ids, sampling, max_tokens, ignore_eos, stop_ids, stop, n
     dsf.py tokens STREAM               the answers: "id index token logprob", "id done reason prompt completion", "id error code message"
     dsf.py set STREAM TYPE KEY JSON    the stream with a meta key of every frame of a type changed ("sampling.seed": nested)
     dsf.py major STREAM                the stream with a higher format version in every magic
@@ -84,7 +84,7 @@ def requests():
         name = r.get("id", f"r{n}")
         meta = {"id": name, "sampling": sampling, "max_tokens": r.get("max_tokens", 0),
                 "tensors": [["tokens", "U32", ["token"], [len(ids)], 0, len(payload), None]]}
-        for key in ("ignore_eos", "stop_ids"):
+        for key in ("ignore_eos", "stop_ids", "stop", "n"):
             if key in r:
                 meta[key] = r[key]
         out.write(2, stream_id(name), meta, payload)
