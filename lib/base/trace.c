@@ -71,9 +71,12 @@ static int open_file(const char *path, bool force, int *fd, struct ds_err *err)
 {
 	struct stat sb;
 
-	if (!force && stat(path, &sb) == 0 && S_ISREG(sb.st_mode))
-		return err_set(err, DS_USAGE, "--trace: '%s' is there; --force replaces it", path);
-	*fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+	*fd = open(path, O_WRONLY | O_CREAT | (force ? O_TRUNC : O_EXCL) | O_CLOEXEC, 0666);
+	if (*fd < 0 && errno == EEXIST) {
+		if (stat(path, &sb) == 0 && S_ISREG(sb.st_mode))
+			return err_set(err, DS_USAGE, "--trace: '%s' is there; --force replaces it", path);
+		*fd = open(path, O_WRONLY | O_CLOEXEC);
+	}
 	return *fd < 0 ? err_errno(err, DS_IO, "cannot create the trace '%s'", path) : 0;
 }
 

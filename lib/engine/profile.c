@@ -282,5 +282,5 @@ void profile_request_end(struct profile *p, uint64_t stream, const char *id)
 	if (!p || !p->trace)
 		return;
 	trace_async(p->trace, 'e', "request", stream, id, time_mono_ns(), NULL);
-	trace_flush(p->trace, time_mono_ns());
+	trace_flush(p->trace, 0);
 }
