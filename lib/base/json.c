@@ -136,6 +136,32 @@ void jw_null(struct jw *w)
 	buf_str(w->b, "null");
 }
 
+void jw_put_uint(struct jw *w, const char *key, uint64_t v)
+{
+	jw_key(w, key);
+	jw_uint(w, v);
+}
+
+void jw_put_real(struct jw *w, const char *key, double v)
+{
+	jw_key(w, key);
+	jw_real(w, v);
+}
+
+void jw_put_str(struct jw *w, const char *key, const char *s)
+{
+	jw_key(w, key);
+	jw_strn(w, s, strlen(s));
+}
+
+void jw_put_hex(struct jw *w, const char *key, uint64_t v)
+{
+	char text[17];
+
+	snprintf(text, sizeof text, "%016llx", (unsigned long long)v);
+	jw_put_str(w, key, text);
+}
+
 void jw_raw(struct jw *w, const char *json, size_t n)
 {
 	before_value(w);

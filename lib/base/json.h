@@ -26,4 +26,10 @@ void jw_bool(struct jw *w, bool v);
 void jw_null(struct jw *w);
 void jw_raw(struct jw *w, const char *json, size_t n); /* one value that is JSON already */
 
+/* A key with its value. */
+void jw_put_uint(struct jw *w, const char *key, uint64_t v);
+void jw_put_real(struct jw *w, const char *key, double v);
+void jw_put_str(struct jw *w, const char *key, const char *s); /* bytes that are no UTF-8 become U+FFFD */
+void jw_put_hex(struct jw *w, const char *key, uint64_t v);    /* sixteen digits */
+
 #endif

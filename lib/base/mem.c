@@ -76,6 +76,19 @@ static bool buf_room(struct buf *b, size_t n)
 	return true;
 }
 
+void *mem_more(void *p, size_t *cap, size_t n, size_t size)
+{
+	size_t more = *cap ? 2 * *cap : 64;
+	void *q;
+
+	if (n < *cap)
+		return p;
+	q = mem_realloc(p, more, size);
+	if (q)
+		*cap = more;
+	return q;
+}
+
 void buf_add(struct buf *b, const void *p, size_t n)
 {
 	if (!buf_room(b, n))

@@ -14,6 +14,8 @@ void *mem_calloc(size_t n, size_t size);
 void *mem_array(size_t n, size_t size);              /* not zeroed */
 void *mem_realloc(void *p, size_t n, size_t size);   /* p stays valid on NULL */
 void *mem_aligned(size_t bytes);                     /* 64-byte aligned, zeroed; free() */
+/* p with room for an n-th element (counted from 0), doubled where *cap says it has none; NULL: no memory, p stays. */
+void *mem_more(void *p, size_t *cap, size_t n, size_t size);
 /* Asks that a mapping be made of huge pages, in which the processor finds its way faster; the system may refuse. */
 void mem_huge(void *p, size_t bytes);
 bool mem_mul(size_t a, size_t b, size_t *out);       /* false on overflow */

@@ -13,22 +13,10 @@
 
 /* ---- lists that grow ---- */
 
-#define LIST_ROOM(c, list, err) list_room((void **)&(c)->list##s, &(c)->list##_cap, (c)->list##_count, \
-	sizeof *(c)->list##s, err)
-
-static int list_room(void **p, size_t *cap, size_t n, size_t size, struct ds_err *err)
+static int no_room(const struct capture *c, struct ds_err *err)
 {
-	size_t more = *cap ? 2 * *cap : 64;
-	void *q;
-
-	if (n < *cap)
-		return 0;
-	q = mem_realloc(*p, more, size);
-	if (!q)
-		return err_nomem(err, more * size, "the index of a capture");
-	*p = q;
-	*cap = more;
-	return 0;
+	return err_nomem(err, (c->row_count + c->token_count + c->frame_count) * sizeof *c->rows,
+		"the index of a capture");
 }
 
 /* ---- files ---- */
@@ -145,7 +133,7 @@ static int place_payload(struct capture *c, const struct frame *f, struct where 
 static int key_of(struct capture *c, const struct point *p, size_t *key, struct ds_err *err)
 {
 	uint64_t hash = XXH3_64bits_withSeed(p->name, strlen(p->name), p->layered ? p->layer + 1 : 0);
-	int rc;
+	struct point *keys;
 
 	for (;; hash++) {
 		bool fresh;
@@ -154,10 +142,11 @@ static int key_of(struct capture *c, const struct point *p, size_t *key, struct 
 		if (!at)
 			return err_nomem(err, c->key_count, "points");
 		if (fresh) {
-			rc = LIST_ROOM(c, key, err);
-			if (rc)
-				return rc;
-			c->keys[c->key_count] = *p;
+			keys = mem_more(c->keys, &c->key_cap, c->key_count, sizeof *keys);
+			if (!keys)
+				return no_room(c, err);
+			c->keys = keys;
+			keys[c->key_count] = *p;
 			*key = *at = c->key_count++;
 			return 0;
 		}
@@ -170,11 +159,13 @@ static int key_of(struct capture *c, const struct point *p, size_t *key, struct 
 
 static int add_rows(struct capture *c, const struct cap_rows *r, struct ds_err *err)
 {
-	int rc = LIST_ROOM(c, row, err);
+	struct cap_rows *rows = mem_more(c->rows, &c->row_cap, c->row_count, sizeof *rows);
 
-	if (!rc)
-		c->rows[c->row_count++] = *r;
-	return rc;
+	if (!rows)
+		return no_room(c, err);
+	c->rows = rows;
+	rows[c->row_count++] = *r;
+	return 0;
 }
 
 static int add_point(struct capture *c, const struct frame *f, const struct where *w, struct ds_err *err)
@@ -245,22 +236,24 @@ static int add_tensor(struct capture *c, const struct frame *f, const struct fra
 
 static int add_name(struct capture *c, const struct frame *f, struct ds_err *err)
 {
-	struct cap_name n = { .stream = f->stream };
+	struct cap_name n = { .stream = f->stream }, *names;
 	bool fresh;
 	size_t *at;
-	int rc;
 
 	if (!f->stream || meta_cstr(f->meta, "id", n.id, sizeof n.id) != META_OK || !n.id[0])
 		return 0;
 	at = map_at(&c->name_map, f->stream, &fresh);
 	if (!at)
 		return err_nomem(err, c->name_count, "names");
-	rc = fresh ? LIST_ROOM(c, name, err) : 0;
-	if (!rc && fresh) {
-		*at = c->name_count;
-		c->names[c->name_count++] = n;
-	}
-	return rc;
+	if (!fresh)
+		return 0;
+	names = mem_more(c->names, &c->name_cap, c->name_count, sizeof *names);
+	if (!names)
+		return no_room(c, err);
+	c->names = names;
+	*at = c->name_count;
+	names[c->name_count++] = n;
+	return 0;
 }
 
 static int add_frame(struct capture *c, const struct frame *f, const struct where *w, struct ds_err *err)
@@ -269,12 +262,14 @@ static int add_frame(struct capture *c, const struct frame *f, const struct wher
 		.meta_at = f->offset + FRAME_HEAD_BYTES, .meta_len = f->meta_len };
 	bool fresh;
 	size_t *n = map_at(&c->ordinals, f->stream ^ f->type * 0x9e3779b97f4a7c15u, &fresh);
-	int rc = n ? LIST_ROOM(c, frame, err) : err_nomem(err, c->ordinals.n, "streams");
+	struct cap_frame *frames = mem_more(c->frames, &c->frame_cap, c->frame_count, sizeof *frames);
+	int rc = 0;
 
-	if (rc)
-		return rc;
+	if (!n || !frames)
+		return no_room(c, err);
+	c->frames = frames;
 	e.ordinal = (*n)++;
-	c->frames[c->frame_count++] = e;
+	frames[c->frame_count++] = e;
 	for (size_t i = 0; !rc && i < frame_tensor_count(f); i++) {
 		struct frame_tensor t;
 
@@ -290,11 +285,12 @@ static int add_token(struct capture *c, const struct frame *f, struct ds_err *er
 	static const char *const known[] = { "index", "id", "logprob", "t_ns", "choice", "_", NULL };
 	struct cap_token t = { .stream = f->stream, .order = c->order++, .meta_at = f->offset + FRAME_HEAD_BYTES,
 		.meta_len = f->meta_len };
+	struct cap_token *tokens = mem_more(c->tokens, &c->token_cap, c->token_count, sizeof *tokens);
 	uint64_t id;
-	int rc = LIST_ROOM(c, token, err);
 
-	if (rc)
-		return rc;
+	if (!tokens)
+		return no_room(c, err);
+	c->tokens = tokens;
 	if (meta_uint(f->meta, "index", &t.index) != META_OK || meta_uint(f->meta, "id", &id) != META_OK ||
 		id > UINT32_MAX || meta_uint(f->meta, "choice", &t.choice) == META_TYPE)
 		return err_set(err, DS_DATA, "frame %llu (token): 'index', 'id' or 'choice' is not a whole number",
@@ -302,7 +298,7 @@ static int add_token(struct capture *c, const struct frame *f, struct ds_err *er
 	t.id = (uint32_t)id;
 	t.has_logprob = meta_real(f->meta, "logprob", &t.logprob) == META_OK;
 	t.more = meta_others(f->meta, known) > 0;
-	c->tokens[c->token_count++] = t;
+	tokens[c->token_count++] = t;
 	return 0;
 }
 

@@ -110,15 +110,11 @@ static int same_token(struct diff *d, struct diff_request *r, const struct cap_t
 
 static int add_request(struct diff *d, struct diff_request **r, struct ds_err *err)
 {
-	if (d->request_count == d->request_cap) {
-		size_t cap = d->request_cap ? 2 * d->request_cap : 64;
-		struct diff_request *p = mem_realloc(d->requests, cap, sizeof *p);
+	struct diff_request *p = mem_more(d->requests, &d->request_cap, d->request_count, sizeof *p);
 
-		if (!p)
-			return err_nomem(err, cap * sizeof *p, "requests");
-		d->requests = p;
-		d->request_cap = cap;
-	}
+	if (!p)
+		return err_nomem(err, d->request_count * sizeof *p, "requests");
+	d->requests = p;
 	*r = &d->requests[d->request_count++];
 	memset(*r, 0, sizeof **r);
 	return 0;
@@ -195,22 +191,18 @@ static int compare_frames(const void *a, const void *b)
 
 static int add_frame(struct diff *d, const struct diff_frame *f, struct ds_err *err)
 {
-	if (d->frame_count == d->frame_cap) {
-		size_t cap = d->frame_cap ? 2 * d->frame_cap : 64;
-		struct diff_frame *p = mem_realloc(d->frames, cap, sizeof *p);
+	struct diff_frame *p = mem_more(d->frames, &d->frame_cap, d->frame_count, sizeof *p);
 
-		if (!p)
-			return err_nomem(err, cap * sizeof *p, "frames that differ");
-		d->frames = p;
-		d->frame_cap = cap;
-	}
+	if (!p)
+		return err_nomem(err, d->frame_count * sizeof *p, "frames that differ");
+	d->frames = p;
 	d->frames[d->frame_count++] = *f;
 	return 0;
 }
 
-static int diff_frame(struct diff *d, const struct cap_frame *f[2], struct ds_err *err)
+/* At least one of f is there: any. */
+static int diff_frame(struct diff *d, const struct cap_frame *f[2], const struct cap_frame *any, struct ds_err *err)
 {
-	const struct cap_frame *any = f[0] ? f[0] : f[1];
 	struct diff_frame out = { .type = any->type, .stream = any->stream, .ordinal = any->ordinal,
 		.has = { f[0] != NULL, f[1] != NULL } };
 	bool differs = true;
@@ -248,7 +240,7 @@ int diff_frames(struct diff *d, struct ds_err *err)
 			f[1] = NULL;
 		else if (order > 0)
 			f[0] = NULL;
-		rc = diff_frame(d, f, err);
+		rc = diff_frame(d, f, order <= 0 ? f[0] : f[1], err);
 	}
 	return rc;
 }

@@ -145,7 +145,8 @@ static void print_request(const struct diff *d, const struct diff_request *r, st
 			(unsigned long long)r->choice);
 	if (!r->tokens[0] || !r->tokens[1]) {
 		line(out, "%c %s: %llu tokens only in %s", d->o.common ? ' ' : '*', label,
-			(unsigned long long)(r->tokens[0] + r->tokens[1]), side_name(d, r->tokens[0] ? SIDE_A : SIDE_B));
+			(unsigned long long)(r->tokens[0] + r->tokens[1]),
+			side_name(d, r->tokens[0] ? SIDE_A : SIDE_B));
 		return;
 	}
 	for (int s = 0; s < 2; s++)
@@ -214,24 +215,6 @@ static void print_text(const struct diff *d, struct buf *out)
 
 /* ---- JSON ---- */
 
-static void put_count(struct jw *w, const char *key, uint64_t v)
-{
-	jw_key(w, key);
-	jw_uint(w, v);
-}
-
-static void put_real(struct jw *w, const char *key, double v)
-{
-	jw_key(w, key);
-	jw_real(w, v);
-}
-
-static void put_text(struct jw *w, const char *key, const char *s)
-{
-	jw_key(w, key);
-	jw_strn(w, s, strlen(s));
-}
-
 static void put_pair(struct jw *w, const char *key, const uint64_t v[2])
 {
 	jw_key(w, key);
@@ -248,23 +231,23 @@ static void put_point(struct jw *w, const struct diff *d, const struct diff_poin
 
 	point_format(&p->point, name);
 	jw_obj(w);
-	put_text(w, "tensor", name);
-	put_count(w, "rows", p->rows);
+	jw_put_str(w, "tensor", name);
+	jw_put_uint(w, "rows", p->rows);
 	put_pair(w, "only", p->only);
-	put_count(w, "differ", p->differing);
-	put_count(w, "over", p->over);
-	put_count(w, "other_width", p->other_shape);
-	put_real(w, "max_abs", known ? p->abs : (double)NAN);
-	put_real(w, "max_rel", known ? p->rel : (double)NAN);
-	put_real(w, "least_cos", known ? p->cos : (double)NAN);
+	jw_put_uint(w, "differ", p->differing);
+	jw_put_uint(w, "over", p->over);
+	jw_put_uint(w, "other_width", p->other_shape);
+	jw_put_real(w, "max_abs", known ? p->abs : (double)NAN);
+	jw_put_real(w, "max_rel", known ? p->rel : (double)NAN);
+	jw_put_real(w, "least_cos", known ? p->cos : (double)NAN);
 	if (p->differing > p->other_shape) {
 		jw_key(w, "worst");
 		jw_obj(w);
-		put_text(w, "request", name_of(d, p->stream, id));
-		put_count(w, "position", p->position);
-		put_count(w, "column", p->worst.col);
-		put_real(w, "a", p->worst.a);
-		put_real(w, "b", p->worst.b);
+		jw_put_str(w, "request", name_of(d, p->stream, id));
+		jw_put_uint(w, "position", p->position);
+		jw_put_uint(w, "column", p->worst.col);
+		jw_put_real(w, "a", p->worst.a);
+		jw_put_real(w, "b", p->worst.b);
 		jw_obj_end(w);
 	}
 	jw_obj_end(w);
@@ -275,8 +258,8 @@ static void put_request(struct jw *w, const struct diff *d, const struct diff_re
 	char id[REQUEST_ID_MAX + 1];
 
 	jw_obj(w);
-	put_text(w, "request", name_of(d, r->stream, id));
-	put_count(w, "choice", r->choice);
+	jw_put_str(w, "request", name_of(d, r->stream, id));
+	jw_put_uint(w, "choice", r->choice);
 	put_pair(w, "tokens", r->tokens);
 	jw_key(w, "differs_at");
 	if (r->differs) {
@@ -292,10 +275,10 @@ static void put_request(struct jw *w, const struct diff *d, const struct diff_re
 	} else {
 		jw_null(w);
 	}
-	put_count(w, "logprobs", r->logprobs);
-	put_count(w, "logprobs_over", r->over_logprobs);
-	put_real(w, "max_logprob", r->logprob);
-	put_count(w, "other_keys", r->other);
+	jw_put_uint(w, "logprobs", r->logprobs);
+	jw_put_uint(w, "logprobs_over", r->over_logprobs);
+	jw_put_real(w, "max_logprob", r->logprob);
+	jw_put_uint(w, "other_keys", r->other);
 	jw_obj_end(w);
 }
 
@@ -304,17 +287,17 @@ static void put_frame(struct jw *w, const struct diff *d, const struct diff_fram
 	char id[REQUEST_ID_MAX + 1];
 
 	jw_obj(w);
-	put_text(w, "type", frame_type_name(f->type));
-	put_text(w, "request", name_of(d, f->stream, id));
-	put_count(w, "number", f->ordinal);
+	jw_put_str(w, "type", frame_type_name(f->type));
+	jw_put_str(w, "request", name_of(d, f->stream, id));
+	jw_put_uint(w, "number", f->ordinal);
 	jw_key(w, "in");
 	jw_arr(w);
 	jw_bool(w, f->has[0]);
 	jw_bool(w, f->has[1]);
 	jw_arr_end(w);
-	put_text(w, "key", f->d.path);
-	put_text(w, "a", f->d.a);
-	put_text(w, "b", f->d.b);
+	jw_put_str(w, "key", f->d.path);
+	jw_put_str(w, "a", f->d.a);
+	jw_put_str(w, "b", f->d.b);
 	jw_obj_end(w);
 }
 
@@ -350,7 +333,7 @@ static void print_json(const struct diff *d, struct buf *out)
 	for (size_t i = 0; i < d->request_count; i++)
 		put_request(&w, d, &d->requests[i]);
 	jw_arr_end(&w);
-	put_count(&w, "frames_compared", d->frames_compared);
+	jw_put_uint(&w, "frames_compared", d->frames_compared);
 	jw_key(&w, "frames");
 	jw_arr(&w);
 	for (size_t i = 0; i < d->frame_count; i++)

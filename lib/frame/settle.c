@@ -70,16 +70,11 @@ static void heap_pop(struct settle *s)
 /* Rows [from, to) of the row list in[i], joined to the piece before where that is the same list. */
 static bool put_piece(struct settle *s, size_t i, uint64_t from, uint64_t to)
 {
-	struct cap_rows r = s->in[i];
+	struct cap_rows r = s->in[i], *p = mem_more(s->out, &s->cap, s->made, sizeof *p);
 
-	if (s->made == s->cap) {
-		struct cap_rows *p = mem_realloc(s->out, s->cap ? 2 * s->cap : 64, sizeof *p);
-
-		if (!p)
-			return false;
-		s->out = p;
-		s->cap = s->cap ? 2 * s->cap : 64;
-	}
+	if (!p)
+		return false;
+	s->out = p;
 	r.at += (from - r.first) * r.cols * dtype_size(r.type);
 	r.first = from;
 	r.count = to - from;

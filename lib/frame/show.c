@@ -28,21 +28,6 @@ static struct summary summarise(enum dtype type, const uint8_t *p, uint64_t n)
 	return s;
 }
 
-static void put_hex(struct jw *w, const char *key, uint64_t v)
-{
-	char text[17];
-
-	snprintf(text, sizeof text, "%016llx", (unsigned long long)v);
-	jw_key(w, key);
-	jw_str(w, text);
-}
-
-static void put_number(struct jw *w, const char *key, double v)
-{
-	jw_key(w, key);
-	jw_real(w, v);
-}
-
 static void put_tensor(struct jw *w, const struct frame *f, const struct frame_tensor *t, int64_t values)
 {
 	const uint8_t *p = t->nbytes ? f->data + t->offset : (const uint8_t *)"";
@@ -65,14 +50,14 @@ static void put_tensor(struct jw *w, const struct frame *f, const struct frame_t
 	for (size_t i = 0; i < t->ndim; i++)
 		jw_uint(w, t->shape[i]);
 	jw_arr_end(w);
-	put_number(w, "min", s.n > s.nan ? s.min : (double)NAN);
-	put_number(w, "max", s.n > s.nan ? s.max : (double)NAN);
+	jw_put_real(w, "min", s.n > s.nan ? s.min : (double)NAN);
+	jw_put_real(w, "max", s.n > s.nan ? s.max : (double)NAN);
 	if (real) {
-		put_number(w, "mean", s.n > s.nan ? s.sum / (double)(s.n - s.nan) : (double)NAN);
+		jw_put_real(w, "mean", s.n > s.nan ? s.sum / (double)(s.n - s.nan) : (double)NAN);
 		jw_key(w, "nan");
 		jw_uint(w, s.nan);
 	}
-	put_hex(w, "xxh", XXH3_64bits(p, t->nbytes));
+	jw_put_hex(w, "xxh", XXH3_64bits(p, t->nbytes));
 	jw_key(w, "first");
 	jw_arr(w);
 	for (uint64_t i = 0; i < n && i < (uint64_t)values; i++) {
@@ -126,20 +111,16 @@ static int dump_frame(struct frame *f, void *ctx, struct ds_err *err)
 	d->line.len = 0;
 	jw_init(&w, &d->line);
 	jw_obj(&w);
-	jw_key(&w, "number");
-	jw_uint(&w, f->number);
-	jw_key(&w, "offset");
-	jw_uint(&w, f->offset);
+	jw_put_uint(&w, "number", f->number);
+	jw_put_uint(&w, "offset", f->offset);
 	jw_key(&w, "type");
 	jw_str(&w, frame_type_name(f->type));
-	put_hex(&w, "stream", f->stream);
-	jw_key(&w, "seq");
-	jw_uint(&w, f->seq);
+	jw_put_hex(&w, "stream", f->stream);
+	jw_put_uint(&w, "seq", f->seq);
 	put_flags(&w, f->flags);
 	jw_key(&w, "meta");
 	meta_json(&w, f->meta);
-	jw_key(&w, "bytes");
-	jw_uint(&w, f->data_len);
+	jw_put_uint(&w, "bytes", f->data_len);
 	put_tensors(&w, f, d->values, &d->bad);
 	jw_obj_end(&w);
 	buf_add(&d->line, "\n", 1);

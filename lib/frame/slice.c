@@ -83,17 +83,14 @@ int tool_head(const struct tool_options *o, const char *path, struct ds_err *err
 
 struct slice { struct slice_out out; const struct selection *s; bool cut; struct point_rows *kept; size_t cap; };
 
-static int need_kept(struct slice *c, size_t n, struct ds_err *err)
+static int keep(struct slice *c, size_t n, const struct point_rows *piece, struct ds_err *err)
 {
-	struct point_rows *p;
+	struct point_rows *p = mem_more(c->kept, &c->cap, n, sizeof *p);
 
-	if (n <= c->cap)
-		return 0;
-	p = mem_realloc(c->kept, n, sizeof *p);
 	if (!p)
 		return err_nomem(err, n * sizeof *p, "a tensor's rows");
 	c->kept = p;
-	c->cap = n;
+	p[n] = *piece;
 	return 0;
 }
 
@@ -134,9 +131,7 @@ static int keep_rows(struct slice *c, struct frame *f, const struct point_frame 
 		while (!rc && at < end && selection_has_stream(c->s, r.stream) &&
 			next_piece(&c->s->positions, at, end, &piece.first, &past)) {
 			piece.count = past - piece.first;
-			rc = need_kept(c, *count + 1, err);
-			if (!rc)
-				c->kept[(*count)++] = piece;
+			rc = keep(c, (*count)++, &piece, err);
 			memmove(to, from + (piece.first - r.first) * row, piece.count * row);
 			to += piece.count * row;
 			at = past;

@@ -31,32 +31,19 @@ struct stat_table {
 
 /* ---- counting ---- */
 
-static int grow(void **p, size_t *cap, size_t n, size_t size, struct ds_err *err)
-{
-	void *more;
-
-	if (n < *cap)
-		return 0;
-	more = mem_realloc(*p, *cap ? 2 * *cap : 64, size);
-	if (!more)
-		return err_nomem(err, n * size, "a table");
-	*p = more;
-	*cap = *cap ? 2 * *cap : 64;
-	return 0;
-}
-
 static int request_of(struct stat_table *t, uint64_t stream, struct by_request **out, struct ds_err *err)
 {
 	bool fresh;
 	size_t *at = map_at(&t->streams, stream, &fresh);
-	int rc;
+	struct by_request *more;
 
 	if (!at)
 		return err_nomem(err, t->streams.n, "streams");
 	if (fresh) {
-		rc = grow((void **)&t->requests, &t->request_cap, t->request_count, sizeof *t->requests, err);
-		if (rc)
-			return rc;
+		more = mem_more(t->requests, &t->request_cap, t->request_count, sizeof *more);
+		if (!more)
+			return err_nomem(err, t->request_count * sizeof *more, "requests");
+		t->requests = more;
 		*at = t->request_count++;
 		t->requests[*at] = (struct by_request){ .stream = stream };
 	}
@@ -117,9 +104,10 @@ static int count_point(struct stat_table *t, const struct frame *f, struct ds_er
 	if (i == t->point_count) {
 		if (i == 1000)
 			return 0; /* names without number are somebody's joke */
-		rc = grow((void **)&t->points, &t->point_cap, i, sizeof *t->points, err);
-		if (rc)
-			return rc;
+		b = mem_more(t->points, &t->point_cap, i, sizeof *b);
+		if (!b)
+			return err_nomem(err, i * sizeof *b, "points");
+		t->points = b;
 		t->points[t->point_count++] = (struct by_point){ .point = p.point };
 	}
 	b = &t->points[i];
@@ -232,13 +220,7 @@ static void print_text(const struct stat_table *t, struct buf *b)
 
 /* ---- as JSON ---- */
 
-static void put_count(struct jw *w, const char *key, uint64_t v)
-{
-	jw_key(w, key);
-	jw_uint(w, v);
-}
-
-static void put_text(struct jw *w, const char *key, const char *s)
+static void put_text_or_null(struct jw *w, const char *key, const char *s)
 {
 	jw_key(w, key);
 	if (*s)
@@ -249,19 +231,14 @@ static void put_text(struct jw *w, const char *key, const char *s)
 
 static void put_request(struct jw *w, const struct by_request *r)
 {
-	char stream[17];
-
-	snprintf(stream, sizeof stream, "%016llx", (unsigned long long)r->stream);
 	jw_obj(w);
-	put_text(w, "id", r->id);
-	put_text(w, "stream", stream);
-	put_count(w, "prompt", r->prompt);
-	put_count(w, "tokens", r->tokens);
-	jw_key(w, "first_ms");
-	jw_real(w, first_ms(r));
-	jw_key(w, "ms_per_token");
-	jw_real(w, token_ms(r));
-	put_text(w, "end", r->end);
+	put_text_or_null(w, "id", r->id);
+	jw_put_hex(w, "stream", r->stream);
+	jw_put_uint(w, "prompt", r->prompt);
+	jw_put_uint(w, "tokens", r->tokens);
+	jw_put_real(w, "first_ms", first_ms(r));
+	jw_put_real(w, "ms_per_token", token_ms(r));
+	put_text_or_null(w, "end", r->end);
 	jw_obj_end(w);
 }
 
@@ -271,7 +248,7 @@ static void print_json(const struct stat_table *t, struct buf *b)
 
 	jw_init(&w, b);
 	jw_obj(&w);
-	put_count(&w, "bytes", t->bytes);
+	jw_put_uint(&w, "bytes", t->bytes);
 	jw_key(&w, "types");
 	jw_obj(&w);
 	for (unsigned i = 1; i < FRAME_TYPE_COUNT; i++) {
@@ -279,10 +256,10 @@ static void print_json(const struct stat_table *t, struct buf *b)
 			continue;
 		jw_key(&w, frame_type_name(i));
 		jw_obj(&w);
-		put_count(&w, "frames", t->types[i].frames);
-		put_count(&w, "bytes", t->types[i].bytes);
-		put_count(&w, "tensors", t->types[i].tensors);
-		put_count(&w, "tensor_bytes", t->types[i].tensor_bytes);
+		jw_put_uint(&w, "frames", t->types[i].frames);
+		jw_put_uint(&w, "bytes", t->types[i].bytes);
+		jw_put_uint(&w, "tensors", t->types[i].tensors);
+		jw_put_uint(&w, "tensor_bytes", t->types[i].tensor_bytes);
 		jw_obj_end(&w);
 	}
 	jw_obj_end(&w);
@@ -293,10 +270,10 @@ static void print_json(const struct stat_table *t, struct buf *b)
 
 		point_label(&t->points[i], label);
 		jw_obj(&w);
-		put_text(&w, "point", label);
-		put_count(&w, "frames", t->points[i].frames);
-		put_count(&w, "rows", t->points[i].rows);
-		put_count(&w, "bytes", t->points[i].bytes);
+		jw_put_str(&w, "point", label);
+		jw_put_uint(&w, "frames", t->points[i].frames);
+		jw_put_uint(&w, "rows", t->points[i].rows);
+		jw_put_uint(&w, "bytes", t->points[i].bytes);
 		jw_obj_end(&w);
 	}
 	jw_arr_end(&w);

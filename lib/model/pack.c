@@ -58,8 +58,9 @@ static int other_shape(const struct pack *p, const struct cap_rows *r, struct ds
 	char name[POINT_NAME_MAX + 32];
 
 	point_format(&p->c.keys[r->key], name);
-	return err_set(err, DS_DATA, "'%s': rows of '%s' (stream %016llx) differ in width or type: no tensor holds both",
-		p->c.name, name, (unsigned long long)r->stream);
+	return err_set(err, DS_DATA,
+		"'%s': rows of '%s' (stream %016llx) differ in width or type: no tensor holds both", p->c.name, name,
+		(unsigned long long)r->stream);
 }
 
 /* Rows of one point and stream become a tensor. */

@@ -16,7 +16,8 @@ int tool_pack(const struct tool_options *o, const char *path, struct ds_err *err
 
 struct unpack_options {
 	const char *request;         /* whose tensors those without a REQUEST/ are; NULL: "r0" */
-	const struct opt_list *maps; /* "FROM=TO": stars in TO are what those of FROM matched; none: names as they are */
+	/* "FROM=TO": stars in TO are what those of FROM matched.  None: names as they are */
+	const struct opt_list *maps;
 };
 /* A safetensors file as a capture.  With maps, tensors that none of them matches are left out. */
 int tool_unpack(const struct tool_options *o, const struct unpack_options *u, const char *path, struct ds_err *err);

@@ -31,7 +31,8 @@ int map_check(const char *map, struct ds_err *err)
 		return err_set(err, DS_USAGE, "--map: '%s' is not FROM=TO", map);
 	if (stars(map, (size_t)(equal - map)) > MAP_STARS ||
 		stars(equal + 1, strlen(equal + 1)) > stars(map, (size_t)(equal - map)))
-		return err_set(err, DS_USAGE, "--map: '%s': at most 8 stars, and none in TO that FROM does not have", map);
+		return err_set(err, DS_USAGE, "--map: '%s': at most 8 stars, and none in TO that FROM does not have",
+			map);
 	return 0;
 }
 
@@ -169,13 +170,10 @@ static int add_seg(struct unpack *u, size_t *n, uint64_t stream, uint64_t positi
 		last->count++;
 		return 0;
 	}
-	if (*n == u->seg_cap) {
-		p = mem_realloc(u->segs, u->seg_cap ? 2 * u->seg_cap : 64, sizeof *p);
-		if (!p)
-			return err_nomem(err, *n * sizeof *p, "positions");
-		u->segs = p;
-		u->seg_cap = u->seg_cap ? 2 * u->seg_cap : 64;
-	}
+	p = mem_more(u->segs, &u->seg_cap, *n, sizeof *p);
+	if (!p)
+		return err_nomem(err, *n * sizeof *p, "positions");
+	u->segs = p;
 	u->segs[(*n)++] = (struct point_rows){ stream, position, 1 };
 	return 0;
 }

@@ -46,7 +46,8 @@ static size_t first_pass(struct decode *d, size_t n, struct segment *segs)
 
 		if (j->state == JOB_READY && j->rows > 1)
 			segs[count++] = (struct segment){ .kv = &j->kv, .tokens = j->next, .h = j->h,
-				.rows = j->pending, .stream = j->g->stream, .absorbed = true, .want_logits = 1 };
+				.rows = j->pending, .stream = j->g->stream + j->choice, .absorbed = true,
+				.want_logits = 1 };
 	}
 	return count;
 }

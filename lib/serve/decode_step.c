@@ -159,7 +159,7 @@ static void fill(struct decode *d, size_t n)
 		j->feed[0] = j->token;
 		d->w->segs[i] = d->prompts[i] ? prompt_segment(&j->at, j->rows, j->g->stream)
 			: (struct segment){ .kv = &j->kv, .tokens = j->feed, .rows = j->rows,
-				.stream = j->g->stream, .absorbed = true, .want_logits = j->rows };
+				.stream = j->g->stream + j->choice, .absorbed = true, .want_logits = j->rows };
 	}
 }
 

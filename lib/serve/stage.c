@@ -256,7 +256,8 @@ static void close_all(struct stage *st)
 
 int stage_run(const struct stage_config *cfg, struct ds_err *err)
 {
-	struct stage st = { .cfg = cfg, .ops = cfg->ops, .listen_fd = -1, .file = { .fd = -1 }, .now = time_mono_ns(), .out = { .fd = -1 } };
+	struct stage st = { .cfg = cfg, .ops = cfg->ops, .listen_fd = -1, .file = { .fd = -1 },
+		.now = time_mono_ns(), .out = { .fd = -1 } };
 	struct ds_err second;
 	int rc;
 

@@ -80,7 +80,7 @@ points() {
 	limited ds-decode -m "$DS_MODEL" --dump '*' --dump-to e kv | "$PYTHON" "$DSF" tokens - >with
 	limited ds-decode -m "$DS_MODEL" kv | "$PYTHON" "$DSF" tokens - >without
 	cmp with without
-	[ "$(grep -c done with)" -eq 12 ]
+	[ "$(grep -c ' done ' with)" -eq 12 ]
 	run -0 limited ds-frame check d e
 }
 
