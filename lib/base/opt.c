@@ -317,8 +317,8 @@ int opt_check_command(const struct opt_program *p, const char *command, struct d
 		const struct opt *o = &p->opts[i];
 
 		if (given[i] && o->commands && !opt_listed(o->commands, ' ', command))
-			return err_set(err, DS_USAGE, "'%s' does not take --%s, which is for '%s'; try '%s --help'", command,
-				o->name, o->commands, p->name);
+			return err_set(err, DS_USAGE, "'%s' does not take --%s, which is for '%s'; try '%s --help'",
+				command, o->name, o->commands, p->name);
 	}
 	return 0;
 }

@@ -122,14 +122,7 @@ static uint32_t key_of(float x)
 {
 	union { float f; uint32_t u; } v = { .f = x + 0.0f }; /* -0 is 0 */
 
-	return v.u ^ (v.u >> 31 ? UINT32_MAX : (uint32_t)1 << 31);
-}
-
-static float logit_of(uint32_t key)
-{
-	union { uint32_t u; float f; } v = { .u = key ^ (key >> 31 ? (uint32_t)1 << 31 : UINT32_MAX) };
-
-	return v.f;
+	return v.u ^ ((uint32_t)((int32_t)v.u >> 31) | (uint32_t)1 << 31);
 }
 
 /* Every logit of at least `least` becomes a candidate; a NaN does not. */
@@ -147,6 +140,8 @@ static size_t gather(struct sampler *s, const float *x, double least)
 
 typedef double lanes __attribute__((vector_size(32)));
 typedef int64_t bits __attribute__((vector_size(32)));
+typedef int32_t keys __attribute__((vector_size(16)));
+typedef float logits4 __attribute__((vector_size(16)));
 
 /* e^x for -745 < x <= 0, within 1e-15 of it: the Taylor polynomial around the nearest multiple of ln 2.  The same bits
  * on every machine, which libm does not promise. */
@@ -177,10 +172,12 @@ static void weigh(struct sampler *s, size_t n, double max, double temperature)
 	for (size_t i = n; i % 4; i++) /* whole lanes */
 		s->key[i] = s->key[n - 1];
 	for (size_t i = 0; i < n; i += 4) {
-		lanes x = { (double)logit_of(s->key[i]), (double)logit_of(s->key[i + 1]),
-			(double)logit_of(s->key[i + 2]), (double)logit_of(s->key[i + 3]) };
+		lanes x;
+		keys k;
 
-		x = (x - max) / temperature;
+		memcpy(&k, s->key + i, sizeof(k));
+		k ^= ~(k >> 31) | INT32_MIN; /* key_of undone */
+		x = (__builtin_convertvector((logits4)k, lanes) - max) / temperature;
 		exp_lanes(&x);
 		memcpy(s->p + i, &x, sizeof(x));
 	}

@@ -80,9 +80,9 @@ static int get_tops(const struct frame *f, const char *key, struct meta all, siz
 	if (n > REQUEST_MAX_LOGPROBS)
 		return message_bad(f, key, err, "has %zu entries, more than %d", n, REQUEST_MAX_LOGPROBS);
 	for (size_t i = 0; i < n; i++) {
-		if (meta_at_array(all, i, &pair, &two) != META_OK || two != 2 || meta_at_uint(pair, 0, &id) != META_OK ||
-		    id > UINT32_MAX || meta_at_real(pair, 1, &s->top[i].logprob) != META_OK ||
-		    s->top[i].logprob > 0.0)
+		if (meta_at_array(all, i, &pair, &two) != META_OK || two != 2 ||
+		    meta_at_uint(pair, 0, &id) != META_OK || id > UINT32_MAX ||
+		    meta_at_real(pair, 1, &s->top[i].logprob) != META_OK || s->top[i].logprob > 0.0)
 			return message_bad(f, key, err, "holds something that is no [token id, number up to 0]");
 		s->top[i].id = (uint32_t)id;
 	}
@@ -145,13 +145,15 @@ static int get_choices(const struct frame *f, struct sampled *first, size_t n, s
 	if (n == 1 && have[0] <= 1)
 		return 0;
 	if (have[0] != n || have[1] != n || (have[2] && have[2] != n))
-		return err_set(err, DS_DATA, "frame %llu (%s): %zu 'tokens', %zu 'logprobs' and %zu 'tops' for %zu choices",
+		return err_set(err, DS_DATA,
+			"frame %llu (%s): %zu 'tokens', %zu 'logprobs' and %zu 'tops' for %zu choices",
 			(unsigned long long)f->number, frame_type_name(f->type), have[0], have[1], have[2], n);
 	for (size_t i = 0; i < n; i++) {
 		struct sampled *s = &first[i];
 
 		if (meta_at_uint(ids, i, &id) != META_OK || id > UINT32_MAX || (!i && id != s->id))
-			return message_bad(f, "tokens", err, "holds something that is no token id, or not 'token' first");
+			return message_bad(f, "tokens", err,
+				"holds something that is no token id, or not 'token' first");
 		s->id = (uint32_t)id;
 		if (meta_at_real(logprobs, i, &s->logprob) != META_OK || s->logprob > 0.0)
 			return message_bad(f, "logprobs", err, "holds something that is no number up to 0");
@@ -329,8 +331,8 @@ static int get_done_choices(const struct frame *f, struct done *d, struct ds_err
 	}
 	d->choice_count = n;
 	if (n && sum != d->usage.completion)
-		return message_bad(f, "choices", err, "made %llu tokens together, 'usage' says %llu", (unsigned long long)sum,
-			(unsigned long long)d->usage.completion);
+		return message_bad(f, "choices", err, "made %llu tokens together, 'usage' says %llu",
+			(unsigned long long)sum, (unsigned long long)d->usage.completion);
 	return 0;
 }
 

@@ -81,8 +81,8 @@ struct prefilled {
 void prefilled_put(struct meta_builder *b, const struct prefilled *p);
 /* first: memory for the n choices that the request asked for; a frame with another number of them is refused. */
 int prefilled_get(const struct frame *f, struct sampled *first, size_t n, struct prefilled *p, struct ds_err *err);
-/* The optional tensor "hidden", F32 [hidden]: the row that the payload begins with, put after prefilled_put; reading it,
- * *h is NULL where there is none. */
+/* The optional tensor "hidden", F32 [hidden]: the row that the payload begins with, put after prefilled_put; reading
+ * it, *h is NULL where there is none. */
 void prefilled_put_hidden(struct meta_builder *b, size_t hidden);
 int prefilled_hidden(const struct frame *f, size_t hidden, const float **h, struct ds_err *err);
 
@@ -92,7 +92,8 @@ struct token {
 	struct sampled t;            /* logprob only with has_logprob */
 	bool has_logprob;
 	uint64_t t_ns;               /* wall clock */
-	uint64_t hold;               /* bytes at the end of the choice's text that may begin a stop string: not to be shown yet */
+	uint64_t hold;               /* bytes at the end of the choice's text that may begin a stop string: not to be
+	                              * shown yet */
 	char reason[16];             /* the choice's last token: its finish_reason; else "" */
 	struct stop_string stop;     /* n != 0: the stop string that ended it */
 	uint64_t cut;                /* bytes to be dropped from the end of the choice's text; only where it ends */

@@ -101,8 +101,8 @@ static int get_bias(const struct frame *f, struct meta sampling, struct sampling
 		uint64_t id;
 		double bias;
 
-		if (meta_at_array(all, i, &pair, &two) != META_OK || two != 2 || meta_at_uint(pair, 0, &id) != META_OK ||
-		    id > UINT32_MAX || meta_at_real(pair, 1, &bias) != META_OK)
+		if (meta_at_array(all, i, &pair, &two) != META_OK || two != 2 ||
+		    meta_at_uint(pair, 0, &id) != META_OK || id > UINT32_MAX || meta_at_real(pair, 1, &bias) != META_OK)
 			return message_bad(f, "logit_bias", err, "holds something that is no [token id, number]");
 		if (!(bias >= -BIAS_MAX && bias <= BIAS_MAX))
 			return message_bad(f, "logit_bias", err, "of token %llu is %g, not within " "-%d to %d",
@@ -170,7 +170,8 @@ static int get_stops(const struct frame *f, struct request *r, struct ds_err *er
 		if (meta_at_str(a, i, &p, &len) != META_OK)
 			return message_bad(f, "stop", err, "holds something that is no text");
 		if (!len || len > REQUEST_STOP_BYTES)
-			return message_bad(f, "stop", err, "has a text of %zu bytes, not of 1 to %d", len, REQUEST_STOP_BYTES);
+			return message_bad(f, "stop", err, "has a text of %zu bytes, not of 1 to %d", len,
+				REQUEST_STOP_BYTES);
 		r->stops[i].n = len;
 		memcpy(r->stops[i].p, p, len);
 	}

@@ -33,8 +33,8 @@ bool tokenizer_adds_bos(const struct tokenizer *t);
 /* Decoding: the bytes of one id (special: also those of special tokens, else empty).  False for an id it does not have.
  */
 bool tokenizer_bytes(const struct tokenizer *t, uint32_t id, bool special, const char **p, size_t *n);
-/* The bytes that an id stands for in an answer's text, which stop strings are looked for in: those of special tokens only
- * where `special`, U+FFFD where there is no text. */
+/* The bytes that an id stands for in an answer's text, which stop strings are looked for in: those of special tokens
+ * only where `special`, U+FFFD where there is no text. */
 void tokenizer_text(const struct tokenizer *t, uint32_t id, bool special, const char **p, size_t *n);
 
 /* A stream decoder that never splits a UTF-8 character: bytes of an unfinished one wait for the next id; what can never

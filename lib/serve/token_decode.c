@@ -1,7 +1,7 @@
 /*
  * ds-token decode: token frames to text.  As text, requests come out in the order of their first frame and a request's
- * choices in theirs: the first of those that are not finished is written as its tokens arrive, what the others say waits
- * for their turn.  As JSON lines, each request comes out when it is finished, a line for each choice.
+ * choices in theirs: the first of those that are not finished is written as its tokens arrive, what the others say
+ * waits for their turn.  As JSON lines, each request comes out when it is finished, a line for each choice.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -210,7 +210,8 @@ static int key_bias(struct parsed *p, const char *key, const json_t *v)
 		double d = json_number_value(bias);
 
 		if (parse_int(name, 0, (int64_t)vocab - 1, &id))
-			return err_set(p->err, DS_DATA, "'%s' has '%s', no token id from 0 to %" PRIu64, key, name, vocab - 1);
+			return err_set(p->err, DS_DATA, "'%s' has '%s', no token id from 0 to %" PRIu64, key, name,
+				vocab - 1);
 		if (!json_is_number(bias) || !(d >= -100 && d <= 100))
 			return err_set(p->err, DS_DATA, "'%s' of token %s is not a number from -100 to 100", key, name);
 		if (!request_add_bias(&p->r->sampling, (uint32_t)id, (float)d))
@@ -276,7 +277,8 @@ static int settle_logprobs(struct parsed *p)
 	struct sampling *s = &p->r->sampling;
 
 	if (p->no_logprobs && p->tops && s->top_logprobs)
-		return err_set(p->err, DS_DATA, "'top_logprobs' is %" PRIu64 ", but 'logprobs' is false", s->top_logprobs);
+		return err_set(p->err, DS_DATA, "'top_logprobs' is %" PRIu64 ", but 'logprobs' is false",
+			s->top_logprobs);
 	if (p->no_logprobs)
 		s->top_logprobs = 0;
 	s->logprobs |= s->top_logprobs > 0;

@@ -55,7 +55,8 @@ static int add_bias(struct tokenizing *x, const char *text, struct ds_err *err)
 	if (eq && (size_t)(eq - text) < sizeof(digits))
 		memcpy(digits, text, (size_t)(eq - text));
 	if (!eq || parse_int(digits, 0, UINT32_MAX, &id) || parse_real(eq + 1, -100.0, 100.0, &v))
-		return err_set(err, DS_USAGE, "--logit-bias: '%s' is not ID=BIAS, a token id and a number from -100 to 100",
+		return err_set(err, DS_USAGE,
+			"--logit-bias: '%s' is not ID=BIAS, a token id and a number from -100 to 100",
 			text);
 	if (!request_add_bias(&x->defaults.sampling, (uint32_t)id, (float)v))
 		return err_set(err, DS_USAGE, "--logit-bias: token %lld is given twice, or over %d tokens are",
@@ -115,8 +116,9 @@ static int set_defaults(struct tokenizing *x, struct ds_err *err)
 	}
 	for (size_t i = 0; i < o->stops.n; i++)
 		if (token_add_stop(r, o->stops.v[i], strlen(o->stops.v[i]), err))
-			return err_set(err, DS_USAGE, "--stop: '%s' is too much, or not UTF-8 of 1 to %d bytes; at most "
-				"%d are taken", o->stops.v[i], REQUEST_STOP_BYTES, REQUEST_MAX_STOPS);
+			return err_set(err, DS_USAGE,
+				"--stop: '%s' is too much, or not UTF-8 of 1 to %d bytes; at most %d are taken",
+				o->stops.v[i], REQUEST_STOP_BYTES, REQUEST_MAX_STOPS);
 	for (size_t i = 0; i < o->bias.n; i++)
 		if (add_bias(x, o->bias.v[i], err))
 			return err->code;

@@ -206,8 +206,9 @@ int work_request(const struct work *w, const struct frame *f, struct request *r,
 		return err_set(err, DS_DATA, "request '%s': its stream id is not the hash of its name", r->id);
 	for (size_t i = 0; i < r->sampling.bias_count; i++)
 		if (r->sampling.bias[i].id >= w->model->config.vocab)
-			return err_set(err, DS_DATA, "request '%s': 'logit_bias' has token %u, which is not in the model's "
-				"vocabulary of %zu", r->id, r->sampling.bias[i].id, w->model->config.vocab);
+			return err_set(err, DS_DATA,
+				"request '%s': 'logit_bias' has token %u, not in the model's vocabulary of %zu",
+				r->id, r->sampling.bias[i].id, w->model->config.vocab);
 	return check_prompt(w, f, r->id, *ids, *n, err);
 }
 

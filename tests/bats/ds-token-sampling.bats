@@ -92,7 +92,7 @@ assert m == {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": 3, "logprobs"
 	refused 64 '--stop' ds-token -m "$DS_MODEL" encode $(printf -- '--stop %s ' {1..17}) </dev/null
 	refused 64 '--logit-bias' ds-token -m "$DS_MODEL" encode --logit-bias 5=1 --logit-bias 5=2 </dev/null
 	refused 64 '--separator' ds-token -m "$DS_MODEL" decode --separator '\x' </dev/null
-	refused 64 '--separator' ds-token -m "$DS_MODEL" decode --separator 'a\' </dev/null
+	refused 64 '--separator' ds-token -m "$DS_MODEL" decode --separator "a\\" </dev/null
 	refused 64 '--separator' ds-token -m "$DS_MODEL" decode --jsonl --separator , </dev/null
 }
 
@@ -230,7 +230,7 @@ three() {
 		"{\"id\": \"a\", \"choice\": 2, \"token\": [$(ids three)], \"last\": {\"finish_reason\": \"stop\"}}" \
 		"{\"id\": \"b\", \"token\": [$(ids other)], \"last\": {\"finish_reason\": \"length\"}, \"done\": \"length\"}" \
 		"{\"id\": \"a\", \"choice\": 1, \"token\": [$(ids $'\nmore')], \"last\": {\"finish_reason\": \"length\"}}" \
-		"{\"id\": \"a\", \"token\": [$(ids ' end')], \"last\": {\"finish_reason\": \"stop\", \"stop\": \"d\", \"cut\": 1}, \"done\": \"stop\"$1}"
+		"{\"id\": \"a\", \"token\": [$(ids ' end')], \"last\": {\"finish_reason\": \"stop\", \"stop\": \"d\", \"cut\": 1}, \"done\": \"stop\"}"
 }
 
 @test "decode: the answers of one request in the order of their choices, not mixed; --separator tells them apart" {

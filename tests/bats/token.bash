@@ -1,5 +1,6 @@
 # For tests of ds-token: `load token` behind `load helper`.
 
+# shellcheck disable=SC2034 # for the tests
 DSF=$DS_ROOT/tests/bats/dsf.py
 
 setup() {

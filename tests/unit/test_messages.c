@@ -115,7 +115,8 @@ static void test_ranges(void)
 		{ "temperature", INFINITY, "inf" },
 		{ "top_p", 0, "is 0" }, { "top_p", 1, NULL }, { "top_p", 1.5, "1.5" }, { "top_k", 2.5, "whole" },
 		{ "min_p", 0, NULL }, { "min_p", 1, NULL }, { "min_p", -0.25, "-0.25" }, { "min_p", 1.25, "1.25" },
-		{ "repetition_penalty", 1, NULL }, { "repetition_penalty", 10, NULL }, { "repetition_penalty", 0, "is 0" },
+		{ "repetition_penalty", 1, NULL }, { "repetition_penalty", 10, NULL },
+		{ "repetition_penalty", 0, "is 0" },
 		{ "repetition_penalty", -1, "-1" }, { "repetition_penalty", 10.5, "10.5" },
 		{ "presence_penalty", -2, NULL }, { "presence_penalty", 2, NULL }, { "presence_penalty", 0, NULL },
 		{ "presence_penalty", 2.5, "2.5" }, { "presence_penalty", -2.5, "-2.5" },
@@ -308,7 +309,8 @@ static void test_prefilled(void)
 	float hidden[16] = { [15] = 1.5f };
 
 	for (size_t n = 1; n <= REQUEST_MAX_N; n *= 2) {
-		struct prefilled p = { .position = 9, .n = n, .first = first, .usage = { 9, 1, 8, 0 }, .prefill_ns = 3 };
+		struct prefilled p = { .position = 9, .n = n, .first = first, .usage = { 9, 1, 8, 0 },
+			.prefill_ns = 3 };
 		struct look l = { .first = back, .n = n };
 		size_t same = 0;
 
@@ -322,7 +324,8 @@ static void test_prefilled(void)
 		for (size_t i = 0; i < n && !rc; i++)
 			same += !memcmp(&first[i], &back[i], sizeof(first[i]));
 		tap_ok(!rc && same == n && l.p.position == 9 && l.p.usage.miss == 8, "first tokens of %zu choices", n);
-		tap_ok((l.hidden != NULL) == (n == 2) && (n != 2 || l.value == 1.5f), "a hidden state, if there is one");
+		tap_ok((l.hidden != NULL) == (n == 2) && (n != 2 || l.value == 1.5f),
+			"a hidden state, if there is one");
 		l.n = n == 1 ? 2 : n - 1;
 		read_back(FRAME_PREFILLED, b, hidden, n == 2 ? sizeof(hidden) : 0, get_prefilled, &l);
 		tap_ok(rc == DS_DATA, "another number of choices is refused: %s", rc ? why.text : "");

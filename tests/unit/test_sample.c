@@ -90,7 +90,8 @@ static void slow_cuts(struct slow *s, const struct sample_params *p, long double
 	qsort(s->order, s->vocab, sizeof(*s->order), falling);
 	for (; n < s->vocab; n++) {
 		uint32_t id = s->order[n];
-		long double w = expl(((long double)s->x[id] - (long double)s->x[s->order[0]]) / (long double)p->temperature);
+		long double below = (long double)s->x[id] - (long double)s->x[s->order[0]];
+		long double w = expl(below / (long double)p->temperature);
 
 		if (w < (long double)p->min_p || (p->top_k && n >= p->top_k))
 			break;
@@ -109,8 +110,8 @@ static void slow_cuts(struct slow *s, const struct sample_params *p, long double
 		s->p[i] /= total;
 }
 
-static struct slow slow_make(const struct row *r, const struct sample_params *p, const struct sample_seen *seen, size_t n,
-	long double *edge)
+static struct slow slow_make(const struct row *r, const struct sample_params *p, const struct sample_seen *seen,
+	size_t n, long double *edge)
 {
 	struct slow s = { .vocab = r->vocab, .x = malloc(r->vocab * sizeof(float)),
 		.p = calloc(r->vocab, sizeof(long double)), .order = malloc(r->vocab * sizeof(uint32_t)) };
@@ -167,12 +168,13 @@ static void compare(struct sampler *s, const struct row *r, const struct sample_
 static void test_cuts(struct sampler *s, const struct row *r, size_t draws, const char *rows)
 {
 	static const double temperatures[] = { 1.0, 0.6, 1.7, 0.01, 100.0 }, top_ps[] = { 1.0, 0.9, 0.3, 1e-9 };
-	static const double min_ps[] = { 0.0, 0.05, 0.9 };
+	static const double min_ps[] = { 0.0, 0.05, 0.9, 1.0 };
 	static const size_t top_ks[] = { 0, 1, 20, 900 };
+	const size_t all = ARRAY_LEN(temperatures) * ARRAY_LEN(top_ps) * ARRAY_LEN(min_ps) * ARRAY_LEN(top_ks);
 	struct sample_params p = PLAIN;
 	char what[200];
 
-	for (size_t i = 0; i < ARRAY_LEN(temperatures) * ARRAY_LEN(top_ps) * ARRAY_LEN(min_ps) * ARRAY_LEN(top_ks); i++) {
+	for (size_t i = 0; i < all; i++) {
 		size_t j = i;
 
 		p.temperature = temperatures[j % ARRAY_LEN(temperatures)];
@@ -413,7 +415,8 @@ static void test_nan(void)
 				.top_k = k & 4 ? 2 : 0, .bias = bias, .bias_count = k & 8 ? 2 : 0, .top_logprobs = 4 };
 
 			for (uint64_t at = 0; at < 50; at++) {
-				never &= sample_token(s, &p, NULL, rows[i], tops[i], 3.5, at, &t) && isfinite(t.logprob);
+				never &= sample_token(s, &p, NULL, rows[i], tops[i], 3.5, at, &t) &&
+					isfinite(t.logprob);
 				for (size_t j = 0; j < t.tops; j++)
 					never &= !isnan(t.top[j].logprob);
 			}

@@ -108,7 +108,8 @@ static void test_all_cuts(void)
 		wrong += all_cuts(text, n, s, count);
 		found += search(text, n, s, count).found;
 	}
-	tap_is_int((long long)wrong, 0, "2500 texts cut in every way: found where a search finds it, held back as much");
+	tap_is_int((long long)wrong, 0,
+		"2500 texts cut in every way: found where a search finds it, held back as much");
 	tap_ok(found > 500 && found < 2400, "some have a stop string, some have none (%zu)", found);
 }
 
