@@ -245,13 +245,15 @@ static int finish_prompts(struct decode *d, size_t n, struct ds_err *err)
 	return rc;
 }
 
+/* A verdict is news once for each class of steps; a service would say it over and over. */
 static void time_step(struct decode *d, size_t running, bool drafted, size_t tokens, int64_t ns)
 {
+	bool again;
 	double ratio;
 
-	if (draft_timed(&d->policy, running, drafted, tokens, ns, &ratio))
-		log_msg(LOG_WARN, "--mtp %zu does not pay with %zu requests in a step: %.2f times the speed without; off "
-			"for the next steps like this", d->o.drafts, running, ratio);
+	if (draft_timed(&d->policy, running, drafted, tokens, ns, &ratio, &again))
+		log_msg(again ? LOG_INFO : LOG_WARN, "--mtp %zu does not pay with %zu requests in a step: %.2f times the "
+			"speed without; off for the next steps like this", d->o.drafts, running, ratio);
 }
 
 int decode_step(struct decode *d, bool *busy, struct ds_err *err)

@@ -33,7 +33,7 @@ static void blend(double *mean, double v, uint64_t seen)
 	*mean = seen ? *mean + (v - *mean) / (seen < 16 ? (double)seen + 1 : 16.0) : v;
 }
 
-bool draft_timed(struct draft_policy *p, size_t n, bool drafted, size_t tokens, int64_t ns, double *ratio)
+bool draft_timed(struct draft_policy *p, size_t n, bool drafted, size_t tokens, int64_t ns, double *ratio, bool *again)
 {
 	struct draft_class *c = &p->c[class_of(n)];
 
@@ -60,6 +60,7 @@ bool draft_timed(struct draft_policy *p, size_t n, bool drafted, size_t tokens, 
 	if (*ratio >= 1.0 || p->always)
 		return false;
 	c->off = OFF;
+	*again = c->verdicts++ > 0;
 	return true;
 }
 

@@ -21,6 +21,7 @@ struct draft_class {
 	double drafted_ns, plain_ns; /* of a step, recent ones weigh more */
 	double gain;               /* tokens a request and step with drafts, in the same way */
 	uint64_t off;              /* steps that the class still goes without */
+	uint64_t verdicts;         /* how often it was found not to pay */
 	/* over the whole run, steps with drafts */
 	uint64_t total_steps, total_tokens, total_requests; /* requests: summed over the steps */
 	double total_ns;
@@ -33,8 +34,9 @@ struct draft_policy {
 
 /* Whether the next step, of n requests, is one with drafts. */
 bool draft_wanted(const struct draft_policy *p, size_t n);
-/* Such a step took ns and gave `tokens` in all.  True where the class goes without from now on; *ratio: g * p / t. */
-bool draft_timed(struct draft_policy *p, size_t n, bool drafted, size_t tokens, int64_t ns, double *ratio);
+/* Such a step took ns and gave `tokens` in all.  True where the class goes without from now on; *ratio: g * p / t;
+ * *again: not for the first time. */
+bool draft_timed(struct draft_policy *p, size_t n, bool drafted, size_t tokens, int64_t ns, double *ratio, bool *again);
 /* Of the whole run: tokens that a step with drafts gave a request, and how many times as long it took as one without.
  * False where steps without were not measured. */
 bool draft_summary(const struct draft_policy *p, double *tokens, double *cost);
