@@ -80,17 +80,17 @@ def penalties(rng):
 
 
 def mix(n, plain=False, long=False):
-    """Prompts are exercises of the goldens, several in a row and cut anywhere: many begin alike."""
+    """Prompts are exercises of the goldens, and several in a row, cut anywhere, of which many begin alike."""
     rng = random.Random(20)
     with open("tests/golden/eval/golden-fp8.jsonl") as f:
         golden = [json.loads(line) for line in f]
+    rows = [sum((rng.choice(golden)["prompt_ids"] for _ in range(40)), [])[:400] for _ in range(3)]
     for i in range(n):
-        first = golden[rng.randrange(6) if i % 2 else rng.randrange(len(golden))]
-        ids = list(first["prompt_ids"])
+        ids = rng.choice(golden)["prompt_ids"]
         if i % 3 == 0:
-            while len(ids) < 400:
-                ids += rng.choice(golden)["prompt_ids"]
-            ids = ids[:rng.randint(1, 400)]
+            ids = rng.choice(rows)[:rng.randint(1, 400)]
+        if i % 6 == 0:
+            ids = (ids + rng.choice(golden)["prompt_ids"])[:400]
         r = {"id": f"m{i:04}", "ids": ids, "max_tokens": rng.choice([rng.randint(1, 8), rng.randint(1, 60), rng.randint(1, 150)]),
              "ignore_eos": long or i % 7 == 0, "sampling": {}}
         if rng.random() < 0.5:
