@@ -6,10 +6,11 @@
 #include "base/mem.h"
 #include "frame/diff.h"
 
-/* Times differ always; padding and hashes follow from the rest; tensors are compared as such. */
+/* Times differ always; padding and hashes follow from the rest; tensors are compared as such.  What drafts did (mtp) tells
+ * how an answer was made, not what it is. */
 static bool skip_key(const char *key, size_t n)
 {
-	static const char *const keys[] = { "_", "xxh", "tensors" };
+	static const char *const keys[] = { "_", "xxh", "tensors", "mtp" };
 
 	for (size_t i = 0; i < ARRAY_LEN(keys); i++)
 		if (strlen(keys[i]) == n && memcmp(keys[i], key, n) == 0)

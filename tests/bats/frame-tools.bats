@@ -198,6 +198,12 @@ differ() {
 	OPTIONS='' differ kv "$T/rows" '* layer.0.cache' 'first difference: layer.0.cache, 6 of'
 }
 
+@test "diff: the same answers with drafts and without" {
+	ds-decode -m "$DS_MODEL" -o "$T/drafts" --mtp 2 --mtp-always req 2>/dev/null
+	[ "$(each "$T/drafts" 'm.get("mtp", {}).get("drafted", 0) > 0 or None' | wc -l)" -gt 0 ]
+	limited ds-frame diff tok "$T/drafts"
+}
+
 @test "diff: bad, truncated and missing input" {
 	head -c 100000 d >"$T/cut"
 	refused 65 truncated ds-frame diff d "$T/cut"
