@@ -82,6 +82,12 @@ static void pair_f32(unit_t *dst, const float *lo, const float *hi, size_t n)
 		dst[j] = f32_to_bf16(lo[j]) | (hi ? (unit_t)f32_to_bf16(hi[j]) << 16 : 0);
 }
 
+static bool query_few(const struct attn_task *t, const struct mat *w)
+{
+	(void)t, (void)w;
+	return false;
+}
+
 /* Of BF16 weights; queries are rounded to it. */
 static void query_operands(const struct attn_task *t, const struct query_scratch *x, const struct mat *w,
 	struct product *p)

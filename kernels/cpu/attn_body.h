@@ -10,6 +10,7 @@
  *   v_mac(acc, const unit_t *a, const unit_t *b)  acc[i] += a[0] * b[i], i < VL
  *   v_mac_low         the same with the earlier element of each unit only (STEP 2)
  *   put_p, put_query, expanded_operands, query_operands, absorbed_operands
+ *   query_few         does the whole query step where that is faster for few rows
  */
 #include <math.h>
 #include <string.h>
@@ -354,9 +355,11 @@ static void absorbed_query(const struct attn_task *t)
 	struct product p = { .c = t->latent, .ldc = t->ld };
 	struct query_scratch x;
 
-	query_layout(&x, t->scratch, a, t->rows);
-	query_operands(t, &x, &w, &p);
-	product(&p, t->rows, round_up(a->lora, ATTN_LANES));
+	if (!query_few(t, &w)) {
+		query_layout(&x, t->scratch, a, t->rows);
+		query_operands(t, &x, &w, &p);
+		product(&p, t->rows, round_up(a->lora, ATTN_LANES));
+	}
 	for (size_t i = 0; i < t->rows && a->round; i++)
 		t->isa->round(t->latent + i * t->ld, a->lora);
 }

@@ -56,6 +56,77 @@ static void widen_row(float *y, const struct mat *m, size_t r)
 	mat_widen(y + j, m, r, j, m->cols - j);
 }
 
+enum { QUERY_ROWS = 2, QUERY_VECS = 4 };
+
+/* VL weights; f: what codes lack. */
+INLINE VF widen(const enum dtype type, const void *p, size_t i, VF f)
+{
+	switch (type) {
+	case DT_F32:
+		return v_load((const float *)p + i);
+	case DT_BF16:
+		return v_load_bf16((const uint16_t *)p + i);
+	default:
+		return v_mul(v_load_f8((const uint8_t *)p + i), f);
+	}
+}
+
+/* The product of few rows without a copy of the weights, in the same order. */
+INLINE void query_strips(const struct attn_task *t, const struct mat *w, const enum dtype type, const size_t rows)
+{
+	for (size_t j = 0; j < w->cols; j += QUERY_VECS * VL) {
+		VF c[QUERY_ROWS][QUERY_VECS];
+
+#pragma GCC unroll 8
+		for (size_t i = 0; i < rows * QUERY_VECS; i++)
+			c[i / QUERY_VECS][i % QUERY_VECS] = v_zero();
+		for (size_t r = 0; r < w->rows; r++) {
+			const void *p = mat_at(w, r, j);
+			VF f = type == DT_F8_E4M3 ? v_set1(256.0f * mat_scale(w, r, j)) : v_zero();
+
+#pragma GCC unroll 4
+			for (size_t v = 0; v < QUERY_VECS; v++) {
+				VF x = widen(type, p, v * VL, f);
+
+#pragma GCC unroll 2
+				for (size_t i = 0; i < rows; i++)
+					c[i][v] = v_fma(v_set1(t->queries[i][r]), x, c[i][v]);
+			}
+		}
+#pragma GCC unroll 8
+		for (size_t i = 0; i < rows * QUERY_VECS; i++)
+			v_store(t->latent + i / QUERY_VECS * t->ld + j + i % QUERY_VECS * VL,
+				c[i / QUERY_VECS][i % QUERY_VECS]);
+	}
+}
+
+INLINE void query_one_type(const struct attn_task *t, const struct mat *w, const enum dtype type)
+{
+	if (t->rows == 1)
+		query_strips(t, w, type, 1);
+	else
+		query_strips(t, w, type, 2);
+}
+
+static bool query_few(const struct attn_task *t, const struct mat *w)
+{
+	if (t->rows > QUERY_ROWS || w->cols % (QUERY_VECS * VL))
+		return false;
+	switch (w->type) {
+	case DT_F32:
+		query_one_type(t, w, DT_F32);
+		return true;
+	case DT_BF16:
+		query_one_type(t, w, DT_BF16);
+		return true;
+	case DT_F8_E4M3:
+		query_one_type(t, w, DT_F8_E4M3);
+		return true;
+	default:
+		return false;
+	}
+}
+
 static void query_operands(const struct attn_task *t, const struct query_scratch *x, const struct mat *w,
 	struct product *p)
 {

@@ -11,7 +11,7 @@
 enum { STEP = 32, F8_UNITS = 2 };
 #define F8_FACTOR 1.0f
 
-enum src { SRC_F8, SRC_BF16, SRC_NONE, SRC_COUNT };
+enum src { SRC_F8, SRC_BF16, SRC_NONE, SRC_COUNT, SRC_DQ };
 
 static inline size_t src_size(enum src src)
 {
@@ -59,8 +59,9 @@ static inline __attribute__((always_inline)) void op_f8(OPERAND *w, __m512i c)
 	w[1] = _mm512_unpackhi_epi8(lo, hi);
 }
 
-static inline __attribute__((always_inline)) void op_src(enum src src, OPERAND *w, const uint8_t *p)
+static inline __attribute__((always_inline)) void op_src(enum src src, OPERAND *w, const uint8_t *p, float f)
 {
+	(void)f;
 	if (src == SRC_F8)
 		op_f8(w, _mm512_loadu_si512(p));
 	else

@@ -8,11 +8,11 @@
 enum { STEP = VL, F8_UNITS = 1 };
 #define F8_FACTOR 256.0f /* v_load_f8 */
 
-enum src { SRC_NONE, SRC_F8, SRC_F32, SRC_BF16, SRC_COUNT };
+enum src { SRC_NONE, SRC_F8, SRC_DQ, SRC_F32, SRC_BF16, SRC_COUNT };
 
 static inline size_t src_size(enum src src)
 {
-	return src == SRC_F8 ? 1 : src == SRC_BF16 ? 2 : 4;
+	return src == SRC_F8 || src == SRC_DQ ? 1 : src == SRC_BF16 ? 2 : 4;
 }
 
 static inline bool src_plain(enum src src)
@@ -35,10 +35,12 @@ static inline __attribute__((always_inline)) VF op_dot(VF acc, OPERAND x, OPERAN
 	return v_fma(x, w, acc);
 }
 
-static inline __attribute__((always_inline)) void op_src(enum src src, OPERAND *w, const uint8_t *p)
+static inline __attribute__((always_inline)) void op_src(enum src src, OPERAND *w, const uint8_t *p, float f)
 {
 	if (src == SRC_F8)
 		w[0] = v_load_f8(p);
+	else if (src == SRC_DQ)
+		w[0] = v_mul(v_load_f8(p), v_set1(f));
 	else if (src == SRC_BF16)
 		w[0] = v_load_bf16((const uint16_t *)(const void *)p);
 	else
@@ -124,6 +126,8 @@ void SET(gemm)(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_t n1)
 
 	if (blocks)
 		src = SRC_F8;
+	else if (g->w->type == DT_F8_E4M3)
+		src = SRC_DQ;
 	else if (g->w->type == DT_F32)
 		src = SRC_F32;
 	else if (g->w->type == DT_BF16)

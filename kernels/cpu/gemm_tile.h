@@ -5,8 +5,8 @@
  *   OPERAND           a vector of STEP elements; op_load(const ELEM *), op_store(ELEM *, OPERAND)
  *   op_dot(acc, x, w) acc (VF) plus the products of two operands, lane by lane
  *   F8_UNITS          operands that STEP * F8_UNITS codes become, F8_FACTOR: what their values lack
- *   SRC_LIST          weights that are taken from where they lie: SRC_F8 and others, op_src(src, OPERAND[], const
- *                     uint8_t *) makes operands of them; SRC_NONE: those that are not
+ *   enum src          weights that are taken from where they lie: op_src(src, OPERAND[], const uint8_t *, float)
+ *                     makes operands of them; SRC_F8 codes, SRC_DQ codes times the float; SRC_NONE: those that are not
  *   src_plain(src)    whether such weights lie there as elements
  *   pack_weight       a piece of a row as elements, padded with zeros to whole units
  *   X_IN_PLACE        activations lie there as elements: act_elems(act, row); else pack_act makes them
@@ -66,7 +66,7 @@ struct tile {
 	size_t ldw;
 	ELEM *buf;            /* [.., LD]: where weights are left; the rest of a row that is no whole block lies there, at
 	                       * its column modulo KC */
-	const float *s;       /* [m, lds] by blocks from column k on */
+	const float *s;       /* [m, lds] by blocks from column k on; SRC_DQ: [lds] */
 	size_t lds;
 	size_t len;
 	float *spill;         /* [m, PANEL_N, VL] */
@@ -110,6 +110,7 @@ INLINE void block_direct(const size_t M, const size_t N, const enum src src, con
 	const ELEM *const *x, const struct tile *t, size_t k)
 {
 	const size_t units = src == SRC_F8 ? F8_UNITS : 1, size = src_size(src), at = k * size;
+	const float f = src == SRC_DQ ? t->s[k / FP8_BLOCK] : 0;
 	const uint8_t *p = t->p + at;
 	const uint8_t *next = p + N * t->jump + (at + t->more < t->end ? t->more : t->more - t->end + N * t->ldp);
 
@@ -120,7 +121,7 @@ INLINE void block_direct(const size_t M, const size_t N, const enum src src, con
 		OPERAND wv[N_MOST * F8_UNITS];
 
 		UNROLL for (size_t n = 0; n < N; n++) {
-			op_src(src, wv + n * units, p + n * t->ldp + i * STEP * size);
+			op_src(src, wv + n * units, p + n * t->ldp + i * STEP * size, f);
 			UNROLL for (size_t u = 0; u < units && store; u++)
 				op_store(t->buf + n * LD + k + (i + u) * STEP, wv[n * units + u]);
 		}
@@ -334,12 +335,16 @@ static void group(struct panel *p, size_t n, size_t count)
 	}
 }
 
-/* s_x * s_w of the panel's rows, for the blocks of columns [k, k + len). */
+/* s_x * s_w of the panel's rows, for the blocks of columns [k, k + len); s_w alone where the sums are not scaled. */
 static void scales(const struct panel *p, float *s, size_t lds)
 {
 	const struct mat *w = p->g->w;
 	const float *sw = w->scale + (w->row0 + p->n0) / FP8_BLOCK * w->scale_ld + p->k / FP8_BLOCK;
 
+	for (size_t b = 0; b < lds && !p->blocks; b++)
+		s[b] = sw[b] * F8_FACTOR;
+	if (!p->blocks)
+		return;
 	for (size_t i = 0; i < p->m; i++, s += lds) {
 		const float *sx = act_scales(p->g->x, act_row(p->g, p->m0 + i)) + p->k / FP8_BLOCK;
 
@@ -393,7 +398,7 @@ static void panel(struct panel *p, size_t piece)
 		t->jump = t->end ? AHEAD / t->end * t->ldp : 0;
 		p->lines = lines_of(p);
 		rows_of(p);
-		if (p->blocks)
+		if (p->blocks || p->src == SRC_DQ)
 			scales(p, d->s, t->lds);
 		for (size_t n = 0, count; n < p->n; n += count) {
 			count = p->n - n < most ? 1 : most;
@@ -417,7 +422,7 @@ static void product(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_
 			p.n = n1 - p.n0;
 			if (piece < g->w->cols && p.n > PANEL_N)
 				p.n = PANEL_N;
-			if (blocks && p.n > left)
+			if ((blocks || src == SRC_DQ) && p.n > left)
 				p.n = left;
 			panel(&p, piece);
 		}

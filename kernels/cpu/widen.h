@@ -11,9 +11,15 @@ static inline float round_bf16(float f)
 	return bf16_to_f32(f32_to_bf16(f));
 }
 
+/* dtype_size of a type that weights have, without a call. */
+static inline size_t weight_size(enum dtype t)
+{
+	return t == DT_F32 ? 4 : t == DT_F8_E4M3 ? 1 : 2;
+}
+
 static inline const void *mat_at(const struct mat *m, size_t row, size_t col)
 {
-	return (const char *)m->data + (row * m->ld + col) * dtype_size(m->type);
+	return (const char *)m->data + (row * m->ld + col) * weight_size(m->type);
 }
 
 /* Scale of the block that (row, col) lies in. */

@@ -286,6 +286,11 @@ static void test_set(const char *set)
 		{ .heads = 2, .nope = 32, .rope = 64, .v = 48, .lora = 192, .scale = 0.0883f },
 		{ .heads = 18, .nope = 16, .rope = 7, .v = 33, .lora = 48, .scale = 0.2f },
 	};
+	/* of the example model and of V2-Lite */
+	static const struct attn_shape real[] = {
+		{ .heads = 4, .nope = 64, .rope = 32, .v = 64, .lora = 128, .scale = 0.102f, .round = true },
+		{ .heads = 16, .nope = 128, .rope = 64, .v = 128, .lora = 512, .scale = 0.0722f, .round = true },
+	};
 	static const enum dtype weights[] = { DT_F32, DT_BF16, DT_F8_E4M3 };
 	struct kern_stream *s = NULL, *alone = NULL;
 	struct ds_err err;
@@ -302,6 +307,8 @@ static void test_set(const char *set)
 			test_world(s, alone, &a, i % 4 == 1 ? 16 : i == 3 ? 128 : 64, i % 2 ? DT_F32 : DT_BF16,
 				weights[i % 3]);
 		}
+	for (size_t i = 0; i < ARRAY_LEN(real) && strcmp(set, "scalar") && strcmp(set, "avx512") && !tap_slow(); i++)
+		test_world(s, alone, &real[i], 64, DT_BF16, DT_F8_E4M3);
 	kern_stream_free(s);
 	kern_stream_free(alone);
 }
