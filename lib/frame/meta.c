@@ -255,6 +255,30 @@ static bool is_key(const msgpack_object_kv *kv, const char *name)
 	return kv->key.via.str.size == strlen(name) && memcmp(kv->key.via.str.ptr, name, strlen(name)) == 0;
 }
 
+static void json_value(struct jw *w, const msgpack_object *o, bool root);
+
+/* "rows" of a tensor frame: [[stream, first, count], ...], the stream as everywhere in text. */
+static void json_rows(struct jw *w, const msgpack_object *o)
+{
+	jw_arr(w);
+	for (uint32_t i = 0; i < o->via.array.size; i++) {
+		const msgpack_object *seg = &o->via.array.ptr[i];
+
+		if (seg->type != MSGPACK_OBJECT_ARRAY) {
+			json_value(w, seg, false);
+			continue;
+		}
+		jw_arr(w);
+		for (uint32_t k = 0; k < seg->via.array.size; k++)
+			if (!k && seg->via.array.ptr[k].type == MSGPACK_OBJECT_POSITIVE_INTEGER)
+				json_hash(w, seg->via.array.ptr[k].via.u64);
+			else
+				json_value(w, &seg->via.array.ptr[k], false);
+		jw_arr_end(w);
+	}
+	jw_arr_end(w);
+}
+
 /* Depth is bounded by the walk. */
 static void json_value(struct jw *w, const msgpack_object *o, bool root)
 {
@@ -283,6 +307,8 @@ static void json_value(struct jw *w, const msgpack_object *o, bool root)
 			json_key(w, &kv->key);
 			if (root && is_key(kv, "xxh") && kv->val.type == MSGPACK_OBJECT_POSITIVE_INTEGER)
 				json_hash(w, kv->val.via.u64);
+			else if (root && is_key(kv, "rows") && kv->val.type == MSGPACK_OBJECT_ARRAY)
+				json_rows(w, &kv->val);
 			else
 				json_value(w, &kv->val, false);
 		}

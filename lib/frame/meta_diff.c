@@ -129,6 +129,8 @@ static bool keys_differ(const struct walk *w, const msgpack_object *a, const msg
 
 		if ((w->how->skip && w->how->skip(key->ptr, key->size)) || (swapped && other))
 			continue;
+		if (find_key(a, key) != &kv->val) /* a key that comes twice: readers take the first */
+			continue;
 		if (!other && kv->val.type == MSGPACK_OBJECT_NIL)
 			continue;
 		put = snprintf(text + path, sizeof w->d->path - path, "%s%.*s", path ? "." : "",

@@ -298,7 +298,8 @@ int tool_stat(const struct tool_options *o, const char *path, struct ds_err *err
 	rc = input_frames(&in, o->max_frame, true, stat_frame, &t, &t.bytes, err);
 	input_close(&in);
 	if (!rc) {
-		qsort(t.points, t.point_count, sizeof *t.points, compare_points);
+		if (t.point_count)
+			qsort(t.points, t.point_count, sizeof *t.points, compare_points);
 		(o->json ? print_json : print_text)(&t, &b);
 		if (b.nomem)
 			rc = err_nomem(err, b.len, "a table");

@@ -165,3 +165,25 @@ while b := s.recv(65536): sys.stdout.buffer.write(b)' >kv$i
 	run -0 limited ds-frame check d
 	[ "$(points d | wc -l)" -ge 2 ]
 }
+
+@test "drafts: the MTP layer is layer number 3, and the main model's rows are those of a run without drafts" {
+	requests 2 >req
+	limited ds-prefill -m "$DS_MODEL" --mtp -o kv req
+	limited ds-decode -m "$DS_MODEL" --dump 'layer.2.out' --dump-to plain -o tokens kv
+	limited ds-decode -m "$DS_MODEL" --mtp 1 --mtp-always --dump 'layer.2.out,layer.3.out' --dump-to drafts -o tokens.drafts kv
+	points drafts | grep -q 'layer.3.out'
+	limited ds-frame diff <(ds-frame filter --layer 2 drafts) plain >table || true
+	# Rows of drafts that were not accepted are replaced, but for those behind the last token.
+	grep -q 'layer.2.out  *[0-9]*  *0  *0  *0  *1$' table
+	refute grep -q 'rows only in plain' table
+}
+
+@test "choices of a request have stream ids of their own in a dump" {
+	requests 1 >req
+	"$PYTHON" "$DSF" set req request n 3 >req3
+	"$PYTHON" "$DSF" set req3 request sampling.temperature 0.8 >req4
+	limited ds-prefill -m "$DS_MODEL" -o kv req4
+	limited ds-decode -m "$DS_MODEL" --dump 'layer.2.out' --dump-to d -o tokens kv
+	run -0 limited ds-frame check d
+	[ "$(ds-frame dump d | grep -o '"rows":[^"]*\("[0-9a-f]*"[^"]*\)*\]\]' | grep -o '"[0-9a-f]\{16\}"' | sort -u | wc -l)" -eq 3 ]
+}

@@ -260,6 +260,7 @@ static void test_meta(void)
 	tap_ok(DIFFER_AT("\x81\xa1x\x81\xa1y\xa1" "a", "\x81\xa1x\x81\xa1y\xa1" "b", "x.y"), "a text within");
 	tap_ok(DIFFER_AT("\x80", "\x81\xa1x\x01", "x") && DIFFER_AT("\x81\xa1x\x01", "\x80", "x"), "a key on one side");
 	tap_ok(DIFFER_AT("\x80", "\x81\xa1x\xc0", NULL), "nil counts as absent");
+	tap_ok(DIFFER_AT("\x82\xa1x\x01\xa1x\x02", "\x82\xa1x\x01\xa1x\x03", NULL), "of a key that comes twice the first counts");
 }
 
 int main(void)
