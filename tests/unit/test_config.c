@@ -155,13 +155,30 @@ static const struct { const char *field, *value; } bad[] = {
 	{ "max_position_embeddings", "0" },
 };
 static const struct { const char *field, *value; } good[] = {
-	{ "n_routed_experts", "384" }, { "rope_scaling.rope_type", "\"yarn\"" },
+	{ "n_routed_experts", "160" }, { "n_routed_experts", "384" }, { "rope_scaling.rope_type", "\"yarn\"" },
 	{ "rope_scaling.attention_factor", "1.0" }, { "rope_scaling", "{\"type\":\"default\"}" },
 	{ "rope_scaling", "{\"rope_type\":\"default\"}" }, { "rope_parameters", "null" },
 	{ "eos_token_id", "[1,2]" }, { "eos_token_id", "null" }, { "hidden_size", "7168.0" },
 	{ "tie_word_embeddings", "true" }, { "quantization_config.scale_fmt", "\"ue8m0\"" },
 	{ "index_topk", "null" }, { "dtype", "\"bfloat16\"" },
 };
+
+/* A fault of others: numbers of experts that were not foreseen. */
+static void test_one_expert(void)
+{
+	static const char *const ones[] = { "n_routed_experts", "n_group", "topk_group", "num_experts_per_tok" };
+	json_t *root = json_deep_copy(v3);
+	struct config c;
+	struct ds_err err = { 0, "" };
+
+	json_object_set_new(root, "n_routed_experts", json_integer(1));
+	tap_ok(load(root, &c, &err) == DS_DATA && err.text[0], "one expert in eight groups: refused: %s", err.text);
+	for (size_t i = 0; i < ARRAY_LEN(ones); i++)
+		json_object_set_new(root, ones[i], json_integer(1));
+	json_object_set_new(root, "norm_topk_prob", json_false());
+	tap_ok(load(root, &c, &err) == 0 && c.experts == 1 && c.top_k == 1, "one expert");
+	json_decref(root);
+}
 
 static void test_wrong(void)
 {
@@ -396,6 +413,7 @@ int main(void)
 	test_missing();
 	test_wrong();
 	test_top_1();
+	test_one_expert();
 	test_dense_width();
 	test_text();
 	test_rope();
