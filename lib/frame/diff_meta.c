@@ -6,8 +6,8 @@
 #include "base/mem.h"
 #include "frame/diff.h"
 
-/* Times differ always; padding and hashes follow from the rest; tensors are compared as such.  What drafts did (mtp) tells
- * how an answer was made, not what it is. */
+/* Times differ always; padding and hashes follow from the rest; tensors are compared as such.  What drafts did (mtp)
+ * tells how an answer was made, not what it is. */
 static bool skip_key(const char *key, size_t n)
 {
 	static const char *const keys[] = { "_", "xxh", "tensors", "mtp" };

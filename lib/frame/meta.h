@@ -55,7 +55,8 @@ enum meta_result meta_at_real(struct meta a, size_t i, double *v);
 enum meta_result meta_at_str(struct meta a, size_t i, const char **s, size_t *n);
 enum meta_result meta_at_array(struct meta a, size_t i, struct meta *v, size_t *n);
 
-/* Writes the whole map as a JSON object (key "_" left out, "xxh" and the streams of "rows" in hexadecimal; binary as {"bytes": N}). */
+/* Writes the whole map as a JSON object (key "_" left out, "xxh" and the streams of "rows" in hexadecimal; binary as
+ * {"bytes": N}). */
 struct jw;
 void meta_json(struct jw *w, struct meta m);
 

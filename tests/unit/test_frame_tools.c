@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/map.h"
@@ -35,8 +36,8 @@ static void test_map(void)
 
 static void test_ranges(void)
 {
-	static const char *const bad[] = { "", "x", "1-2", "3..2", "..", "1,", ",1", "1..2..3", "-1", "99999999999999999999",
-		"0x1" };
+	static const char *const bad[] = { "", "x", "1-2", "3..2", "..", "1,", ",1", "1..2..3", "-1", "0x1",
+		"99999999999999999999" };
 	struct ds_err err;
 	struct ranges r;
 	bool ok = true;
@@ -67,8 +68,8 @@ static bool name_is(const char *text, const char *name, bool layered, uint64_t l
 
 static void test_points(void)
 {
-	static const char *const order[] = { "embed", "layer.0.q", "layer.0.out", "layer.0.strange", "layer.2.attn_core",
-		"layer.2.router.ids", "layer.10.q", "final", "logits", "request.tokens" };
+	static const char *const order[] = { "embed", "layer.0.q", "layer.0.out", "layer.0.strange",
+		"layer.2.attn_core", "layer.2.router.ids", "layer.10.q", "final", "logits", "request.tokens" };
 	struct point p[ARRAY_LEN(order)];
 	bool ok = true;
 
@@ -86,9 +87,9 @@ static void test_points(void)
 		}
 	tap_ok(ok, "points in the order of a step");
 	tap_ok(point_matches("layer.*.router", &p[5]) && point_matches("x,layer.2.*", &p[4]) &&
-		point_matches("*", &p[0]) && !point_matches("layer.1.*", &p[4]) && !point_matches("layer.*.router", &p[4]) &&
-		point_matches("layer.[0-9].q", &p[1]) && !point_matches("layer.[0-9].q", &p[6]) && !point_matches("", &p[0]),
-		"patterns of points");
+		point_matches("*", &p[0]) && !point_matches("layer.1.*", &p[4]) &&
+		!point_matches("layer.*.router", &p[4]) && point_matches("layer.[0-9].q", &p[1]) &&
+		!point_matches("layer.[0-9].q", &p[6]) && !point_matches("", &p[0]), "patterns of points");
 }
 
 /* ---- rows that replace rows ---- */
@@ -111,7 +112,8 @@ static bool settle_once(uint64_t seed)
 	for (size_t i = 0; i < n; i++) {
 		struct cap_rows *r = &c.rows[c.row_count++];
 
-		*r = (struct cap_rows){ .key = random_bits(seed, 4 * i + 1) % 2, .first = random_bits(seed, 4 * i + 2) % 40,
+		*r = (struct cap_rows){ .key = random_bits(seed, 4 * i + 1) % 2,
+			.first = random_bits(seed, 4 * i + 2) % 40,
 			.count = 1 + random_bits(seed, 4 * i + 3) % 20, .cols = 3, .type = DT_BF16, .at = i * 1000,
 			.order = i + 1 };
 		for (uint64_t p = r->first; p < r->first + r->count; p++) {
@@ -166,8 +168,8 @@ static void test_rows(void)
 	row_compare(DT_F32, a, DT_F32, a, 4, &d);
 	tap_ok(!d.differs && d.abs == 0 && d.rel == 0 && d.cos == 1, "a row and itself");
 	row_compare(DT_F32, a, DT_F32, b, 4, &d);
-	tap_ok(d.differs && d.abs == 0.5 && near(d.rel, 0.1) && near(d.cos, 25 / (5 * sqrt(25.25))) && d.col == 3 && d.a == 0 &&
-		d.b == 0.5, "absolute, relative, cosine, where");
+	tap_ok(d.differs && d.abs == 0.5 && near(d.rel, 0.1) && near(d.cos, 25 / (5 * sqrt(25.25))) && d.col == 3 &&
+		d.a == 0 && d.b == 0.5, "absolute, relative, cosine, where");
 	row_compare(DT_F32, zero, DT_F32, b, 4, &d);
 	tap_ok(d.differs && isinf(d.rel) && d.cos == 0, "against zeros");
 	row_compare(DT_F32, zero, DT_F32, minus, 4, &d);
@@ -249,22 +251,75 @@ static bool differ_at(const char *a, size_t n, const char *b, size_t m, const ch
 
 static void test_meta(void)
 {
-	tap_ok(DIFFER_AT("\x82\xa1x\x01\xa1y\x02", "\x82\xa1y\x02\xa1x\xcc\x01", NULL), "keys in another order, widths");
+	tap_ok(DIFFER_AT("\x82\xa1x\x01\xa1y\x02", "\x82\xa1y\x02\xa1x\xcc\x01", NULL),
+		"keys in another order, widths");
 	tap_ok(DIFFER_AT("\x81\xa1x\x01", "\x81\xa1x\x02", "x"), "another number");
 	tap_ok(DIFFER_AT("\x81\xa1x\xff", "\x81\xa1x\xcf\xff\xff\xff\xff\xff\xff\xff\xff", "x"), "-1 is not 2^64-1");
 	tap_ok(DIFFER_AT("\x81\xa1t\x01", "\x81\xa1t\x02", NULL), "a key that is left out");
-	tap_ok(DIFFER_AT("\x81\xa1x\xca\x3f\x80\x00\x00", "\x81\xa1x\xca\x3f\x81\x00\x00", NULL), "1 and 1.008 are near");
+	tap_ok(DIFFER_AT("\x81\xa1x\xca\x3f\x80\x00\x00", "\x81\xa1x\xca\x3f\x81\x00\x00", NULL),
+		"1 and 1.008 are near");
 	tap_ok(DIFFER_AT("\x81\xa1x\xca\x3f\x80\x00\x00", "\x81\xa1x\x02", "x"), "1 and 2 are not");
 	tap_ok(DIFFER_AT("\x81\xa1x\x93\x01\x02\x03", "\x81\xa1x\x93\x01\x05\x03", "x[1]"), "an element");
 	tap_ok(DIFFER_AT("\x81\xa1x\x92\x01\x02", "\x81\xa1x\x91\x01", "x"), "a shorter array");
 	tap_ok(DIFFER_AT("\x81\xa1x\x81\xa1y\xa1" "a", "\x81\xa1x\x81\xa1y\xa1" "b", "x.y"), "a text within");
 	tap_ok(DIFFER_AT("\x80", "\x81\xa1x\x01", "x") && DIFFER_AT("\x81\xa1x\x01", "\x80", "x"), "a key on one side");
 	tap_ok(DIFFER_AT("\x80", "\x81\xa1x\xc0", NULL), "nil counts as absent");
-	tap_ok(DIFFER_AT("\x82\xa1x\x01\xa1x\x02", "\x82\xa1x\x01\xa1x\x03", NULL), "of a key that comes twice the first counts");
+	tap_ok(DIFFER_AT("\x82\xa1x\x01\xa1x\x02", "\x82\xa1x\x01\xa1x\x03", NULL),
+		"of a key that comes twice the first counts");
+}
+
+/* ---- tensors that are cut into several frames ---- */
+
+enum { WIDE = 1 << 18, TALL = 70 }; /* rows of 1 MiB */
+
+static void test_split(void)
+{
+	static const struct point_rows segs[] = { { 7, 100, 40 }, { 9, 5, 30 } };
+	struct point p = { .name = "out", .layered = true, .layer = 3 };
+	float *data = mem_calloc((size_t)WIDE * TALL, sizeof *data);
+	struct point_data d = { .point = &p, .type = DT_F32, .data = data, .cols = WIDE, .segs = segs,
+		.seg_count = 2 };
+	struct meta_builder *b = meta_new();
+	struct frame_writer *w;
+	struct frame_reader *r;
+	enum frame_event ev;
+	struct frame *f;
+	struct point_frame got[2];
+	struct point_rows rows[2][2];
+	struct ds_err err;
+	size_t n = 0, right = 0;
+	int fd = memfd_create("split", MFD_CLOEXEC);
+
+	for (size_t i = 0; i < TALL; i++)
+		data[i * WIDE] = (float)i;
+	if (frame_writer_new(&w, fd, "split", &err) || point_write(w, b, &d, NULL, &err) ||
+		frame_write_end(w, &err) || lseek(fd, 0, SEEK_SET) || frame_reader_new(&r, fd, "split", 0, &err))
+		tap_bail("cannot write: %s", err.text);
+	while (!frame_reader_next(r, &ev, &f, &err) && ev != FRAME_EOF)
+		if (ev == FRAME_BODY && point_frame_is(f) && n < 2) {
+			if (point_frame_get(f, &got[n], &err) || frame_check_payload(f, &err))
+				tap_bail("%s", err.text);
+			for (size_t i = 0; i < 2; i++)
+				rows[n][i] = point_rows_at(f, i);
+			for (size_t i = 0; i < got[n].rows; i++)
+				right += ((float *)(void *)f->data)[i * WIDE] == (float)(i + (n ? 64 : 0));
+			n++;
+		}
+	tap_ok(n == 2 && got[0].rows == 64 && got[1].rows == 6 && right == TALL && got[0].segs == 2 &&
+		got[1].segs == 1, "a tensor of 70 MiB becomes two frames");
+	tap_ok(rows[0][0].stream == 7 && rows[0][0].first == 100 && rows[0][0].count == 40 && rows[0][1].first == 5 &&
+		rows[0][1].count == 24 && rows[1][0].stream == 9 && rows[1][0].first == 29 && rows[1][0].count == 6,
+		"a segment is cut between them");
+	frame_reader_free(r);
+	frame_writer_free(w);
+	meta_free(b);
+	free(data);
+	close(fd);
 }
 
 int main(void)
 {
+	test_split();
 	test_map();
 	test_ranges();
 	test_points();
