@@ -21,6 +21,15 @@ void *mem_array(size_t n, size_t size)
 	return mem_realloc(NULL, n, size);
 }
 
+void *mem_copy(const void *p, size_t n)
+{
+	void *q = mem_array(n, 1);
+
+	if (q && n)
+		memcpy(q, p, n);
+	return q;
+}
+
 void *mem_realloc(void *p, size_t n, size_t size)
 {
 	size_t bytes;

@@ -12,6 +12,7 @@
 
 void *mem_calloc(size_t n, size_t size);
 void *mem_array(size_t n, size_t size);              /* not zeroed */
+void *mem_copy(const void *p, size_t n);             /* the n bytes at p */
 void *mem_realloc(void *p, size_t n, size_t size);   /* p stays valid on NULL */
 void *mem_aligned(size_t bytes);                     /* 64-byte aligned, zeroed; free() */
 /* p with room for an n-th element (counted from 0), doubled where *cap says it has none; NULL: no memory, p stays. */

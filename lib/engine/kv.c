@@ -185,28 +185,40 @@ void kv_seq_clear(struct kv_seq *s, struct kv_pool *p)
 	*s = (struct kv_seq){ 0 };
 }
 
-bool kv_seq_park(struct kv_seq *s, struct kv_pool *p, struct kv_parked *out)
+unsigned char *kv_seq_copy(const struct kv_seq *s, const struct kv_pool *p, size_t first, size_t n)
+{
+	unsigned char *bytes = mem_array(n, p->block_bytes);
+
+	for (size_t i = 0; bytes && i < n; i++)
+		memcpy(bytes + i * p->block_bytes, s->pages[first + i], p->block_bytes);
+	return bytes;
+}
+
+bool kv_seq_park(struct kv_seq *s, struct kv_pool *p, size_t skip, struct kv_parked *out)
 {
 	size_t blocks = kv_blocks_for(s->length);
-	unsigned char *bytes = mem_array(blocks, p->block_bytes);
+	unsigned char *bytes = kv_seq_copy(s, p, skip, blocks - skip);
 
 	if (!bytes)
 		return false;
-	for (size_t i = 0; i < blocks; i++)
-		memcpy(bytes + i * p->block_bytes, s->pages[i], p->block_bytes);
-	*out = (struct kv_parked){ .bytes = bytes, .blocks = blocks, .length = s->length,
+	*out = (struct kv_parked){ .bytes = bytes, .skip = skip, .blocks = blocks, .length = s->length,
 		.mtp = s->mtp };
 	give_back(s, p);
 	s->length = s->mtp = 0;
 	return true;
 }
 
-bool kv_seq_unpark(struct kv_seq *s, struct kv_pool *p, struct kv_parked *in)
+bool kv_seq_unpark(struct kv_seq *s, struct kv_pool *p, struct kv_parked *in, const struct kv_seq *from,
+	const unsigned char *copy)
 {
-	if (kv_pool_available(p) < in->blocks || !kv_seq_reserve(s, p, in->blocks * KV_BLOCK))
+	if (kv_pool_available(p) < kv_parked_blocks(in, from != NULL) || !grow(s, in->blocks))
 		return false;
-	for (size_t i = 0; i < in->blocks; i++)
-		memcpy(s->pages[i], in->bytes + i * p->block_bytes, p->block_bytes);
+	for (size_t i = 0; from && i < in->skip; i++)
+		kv_seq_share(s, p, from->pages[i]);
+	kv_seq_reserve(s, p, in->blocks * KV_BLOCK);
+	for (size_t i = from ? in->skip : 0; i < in->blocks; i++)
+		memcpy(s->pages[i], (i < in->skip ? copy + i * p->block_bytes
+			: in->bytes + (i - in->skip) * p->block_bytes), p->block_bytes);
 	s->length = in->length;
 	s->mtp = in->mtp;
 	free(in->bytes);

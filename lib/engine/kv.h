@@ -65,9 +65,21 @@ void kv_seq_replace(struct kv_seq *s, struct kv_pool *p, size_t n, void *block);
  * False: no room, s is empty. */
 bool kv_seq_fork(struct kv_seq *s, const struct kv_seq *from, size_t length, struct kv_pool *p);
 
-/* Parking: the blocks' contents move to ordinary memory and the blocks become free; and back (false: no room now). */
-struct kv_parked { unsigned char *bytes; size_t blocks, length, mtp; };
-bool kv_seq_park(struct kv_seq *s, struct kv_pool *p, struct kv_parked *out);
-bool kv_seq_unpark(struct kv_seq *s, struct kv_pool *p, struct kv_parked *in);
+/*
+ * Parking: the blocks' contents move to ordinary memory and the blocks become free; and back (false: no room now).  The
+ * first `skip` blocks, fewer than s has in use, are not copied: sequences that share them keep one copy for all.  They
+ * come back from a sequence in blocks that begins with them, or where there is none (NULL) from that copy.
+ */
+struct kv_parked { unsigned char *bytes; size_t skip, blocks, length, mtp; }; /* bytes: of blocks skip .. blocks */
+/* The contents of blocks [first, first + n) of s, for free(); NULL: no memory. */
+unsigned char *kv_seq_copy(const struct kv_seq *s, const struct kv_pool *p, size_t first, size_t n);
+bool kv_seq_park(struct kv_seq *s, struct kv_pool *p, size_t skip, struct kv_parked *out);
+bool kv_seq_unpark(struct kv_seq *s, struct kv_pool *p, struct kv_parked *in, const struct kv_seq *from,
+	const unsigned char *copy);
+/* Blocks that unparking takes. */
+static inline size_t kv_parked_blocks(const struct kv_parked *in, bool from)
+{
+	return in->blocks - (from ? in->skip : 0);
+}
 
 #endif

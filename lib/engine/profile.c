@@ -213,6 +213,12 @@ void profile_next(struct profile *p, enum stage_id stage)
 	*s = (struct open_stage){ .stage = stage, .layer = s->layer, .rows = s->rows, .begin = now };
 }
 
+void profile_out(struct profile *p, size_t tokens)
+{
+	if (p)
+		p->sums.out += tokens;
+}
+
 /* ---- what a stage asks for ---- */
 
 static struct stage_sum *current(struct profile *p)

@@ -54,6 +54,8 @@ void profile_end(struct profile *p);
 /* Ends the innermost stage and begins another in its place, of the same layer and rows. */
 void profile_next(struct profile *p, enum stage_id stage);
 
+/* Tokens that were chosen: not drafts. */
+void profile_out(struct profile *p, size_t tokens);
 void profile_gemm(struct profile *p, const struct gemm *g, size_t count);
 void profile_embed(struct profile *p, const struct mat *table, size_t rows);
 void profile_attn(struct profile *p, const struct attn_shape *a, const struct attn_seg *segs, size_t count,
@@ -70,7 +72,7 @@ struct stage_sum {
 };
 struct profile_sums {
 	struct stage_sum stage[STAGE_COUNT];
-	uint64_t steps, rows; /* without drafts */
+	uint64_t steps, rows, out; /* without drafts */
 	int64_t step_ns;      /* in steps and drafts, their stages and what lies between them */
 };
 const struct profile_sums *profile_sums(const struct profile *p);

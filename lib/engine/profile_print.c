@@ -92,9 +92,9 @@ static void table(const struct profile *p, const struct limits *l, int64_t run_n
 	sum_up(s, &all, &other);
 	buf_printf(b, "%s: %llu steps, %llu tokens in, %llu out, in %.3f s, of which %.3f s in steps; %.1f in and "
 		"%.1f out a second of steps\n", p->o.program, (unsigned long long)s->steps, (unsigned long long)s->rows,
-		(unsigned long long)s->stage[STAGE_SAMPLE].calls, run, (double)all.ns * 1e-9,
+		(unsigned long long)s->out, run, (double)all.ns * 1e-9,
 		ratio((double)s->rows * 1e9, (double)all.ns),
-		ratio((double)s->stage[STAGE_SAMPLE].calls * 1e9, (double)all.ns));
+		ratio((double)s->out * 1e9, (double)all.ns));
 	if (p->s)
 		buf_printf(b, "limits: reading %.1f GB/s, %.1f GFLOP/s; measured just now, %d threads, kernels %s\n",
 			l->read * 1e-9, l->peak * 1e-9, kern_threads(p->s), kern_set_name(p->s));
@@ -158,7 +158,7 @@ static void object(const struct profile *p, const struct limits *l, int64_t run_
 	jw_obj(&w);
 	whole(&w, "steps", s->steps);
 	whole(&w, "tokens_in", s->rows);
-	whole(&w, "tokens_out", s->stage[STAGE_SAMPLE].calls);
+	whole(&w, "tokens_out", s->out);
 	whole(&w, "run_ns", (uint64_t)run_ns);
 	whole(&w, "threads", p->s ? (uint64_t)kern_threads(p->s) : 0);
 	jw_key(&w, "kernels");

@@ -95,6 +95,7 @@ static void group_free(struct decode *d, struct group *g)
 	}
 	TAILQ_REMOVE(&d->groups, g, link);
 	stop_free(g->stop);
+	free(g->common);
 	free(g->first);
 	free(g->ids);
 	free(g);
@@ -138,38 +139,6 @@ int group_fail(struct decode *d, struct group *g, const struct ds_err *why)
 }
 
 /* ---- the first tokens ---- */
-
-/* Another choice: its KV as j's, shared as far as possible; where no block is free a copy in ordinary memory. */
-static struct job *fork_job(struct decode *d, const struct job *j, size_t choice)
-{
-	struct job *k = mem_calloc(1, sizeof(*k));
-	size_t bytes = kv_blocks_for(j->g->prompt) * d->w->pool->block_bytes;
-
-	if (!k)
-		return NULL;
-	k->g = j->g;
-	k->choice = choice;
-	k->state = JOB_READY;
-	k->position = j->position;
-	if (!j->parked.bytes && kv_seq_fork(&k->kv, &j->kv, j->kv.length, d->w->pool))
-		return k;
-	k->parked = j->parked;
-	k->parked.bytes = mem_array(bytes, 1);
-	if (!k->parked.bytes) {
-		free(k);
-		return NULL;
-	}
-	if (j->parked.bytes) {
-		memcpy(k->parked.bytes, j->parked.bytes, bytes);
-		return k;
-	}
-	for (size_t i = 0; i < kv_blocks_for(j->kv.length); i++)
-		memcpy(k->parked.bytes + i * d->w->pool->block_bytes, j->kv.pages[i], d->w->pool->block_bytes);
-	k->parked.blocks = kv_blocks_for(j->kv.length);
-	k->parked.length = j->kv.length;
-	k->parked.mtp = j->kv.mtp;
-	return k;
-}
 
 /* What a choice needs from its first token on. */
 static int equip(struct decode *d, struct job *j, const float *hidden, struct ds_err *err)

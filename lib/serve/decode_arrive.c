@@ -136,7 +136,7 @@ static void *next_block(struct decode *d, struct group *g)
 		return j->kv.pages[g->arrived];
 	if (!j->parked.bytes) {
 		j->kv.length = g->arrived * KV_BLOCK;
-		if (!kv_seq_park(&j->kv, d->w->pool, &j->parked))
+		if (!kv_seq_park(&j->kv, d->w->pool, 0, &j->parked))
 			return NULL;
 	}
 	p = mem_realloc(j->parked.bytes, g->arrived + 1, bytes);

@@ -3,6 +3,7 @@
  *
  *   decode.c        requests and their choices, from beginning to end
  *   decode_arrive.c what arrives: requests, their KV and first tokens, cancels
+ *   decode_park.c   KV in ordinary memory; the KV of further choices
  *   decode_step.c   who takes part in a step, and the step
  *   decode_emit.c   tokens on their way out: stop strings, frames, how a choice ends
  *   decode_draft.c  speculation: drafts of the MTP layer
@@ -37,6 +38,7 @@ struct group {
 	size_t arrived;           /* KV blocks complete */
 	void *incoming;           /* where the block being read goes, NULL: the stage's memory */
 	struct sampled *first;    /* [n] first tokens */
+	unsigned char *common;    /* blocks that parked choices share, contents of; NULL: none was parked yet */
 	struct stop_matcher *stop; /* as it stands before any text; NULL: no stop strings */
 	struct done done;         /* as it will be sent */
 	size_t open;              /* choices that are not finished */
@@ -51,7 +53,7 @@ struct job {
 	enum job_state state;
 	struct prompt at;         /* JOB_PROMPT */
 	struct kv_seq kv;
-	struct kv_parked parked;  /* bytes set: the KV lies there, not in kv */
+	struct kv_parked parked;  /* bytes set: the KV lies there and in g->common, not in kv */
 	uint32_t token;           /* the last one, to be fed next */
 	uint64_t position;        /* of that token */
 	uint64_t index;           /* of the next token to be sent */
@@ -104,6 +106,17 @@ void group_start(struct decode *d, struct job *j, const float *hidden);
 bool emit(struct decode *d, struct job *j, const struct sampled *t);
 /* Sends DONE and ends the request; reason: of the choices that are not finished. */
 void group_done(struct decode *d, struct group *g, const char *reason);
+
+/* ---- decode_park.c ---- */
+
+/* The KV of j, which has blocks, moves to ordinary memory.  False: no memory. */
+bool park(struct decode *d, struct job *j);
+/* Free blocks that it takes to bring it back, now. */
+size_t unpark_needs(const struct decode *d, const struct job *j);
+bool unpark(struct decode *d, struct job *j);
+/* Another choice of j's request, not in the list yet: its KV as j's, shared as far as possible; where no block is free
+ * it is parked.  NULL: no memory. */
+struct job *fork_job(struct decode *d, const struct job *j, size_t choice);
 
 /* ---- decode_step.c ---- */
 

@@ -29,13 +29,13 @@ static bool park_another(struct decode *d, const struct job *j)
 		if (k != j && has_blocks(k) && idle(k)) {
 			if (k->state == JOB_ARRIVING)
 				k->kv.length = k->g->arrived * KV_BLOCK;
-			return kv_seq_park(&k->kv, d->w->pool, &k->parked);
+			return park(d, k);
 		}
 	TAILQ_FOREACH_REVERSE(k, &d->jobs, job_list, link) {
 		if (k == j)
 			return false;
 		if (k->state != JOB_ARRIVING && has_blocks(k))
-			return kv_seq_park(&k->kv, d->w->pool, &k->parked);
+			return park(d, k);
 	}
 	return false;
 }
@@ -46,10 +46,10 @@ static bool bring_back(struct decode *d, struct job *j)
 	if (!j->parked.bytes)
 		return true;
 	/* One block more than it had, so that it is not parked again at once. */
-	while (kv_pool_available(d->w->pool) < j->parked.blocks + 1)
+	while (kv_pool_available(d->w->pool) < unpark_needs(d, j) + 1)
 		if (!park_another(d, j))
 			break;
-	return kv_seq_unpark(&j->kv, d->w->pool, &j->parked);
+	return unpark(d, j);
 }
 
 static bool make_room(struct decode *d, struct job *j, size_t rows)
@@ -275,6 +275,7 @@ int decode_step(struct decode *d, bool *busy, struct ds_err *err)
 	if (rc)
 		return rc;
 	tokens = accept_all(d, n, &running);
+	profile_out(d->w->profile, tokens);
 	if (d->o.drafts && running && !prompts)
 		time_step(d, running, drafted, tokens, time_mono_ns() - began);
 	rc = prompts ? finish_prompts(d, n, err) : 0;

@@ -110,15 +110,6 @@ static struct job *find(struct prefill *p, const struct source *src, uint64_t st
 	return NULL;
 }
 
-static void *copy(const void *p, size_t n)
-{
-	void *q = mem_array(n, 1);
-
-	if (q && n)
-		memcpy(q, p, n);
-	return q;
-}
-
 /* The job of a request frame; the frame's bytes are kept, since unknown keys travel on. */
 static int make_job(struct prefill *p, struct source *src, const struct frame *f, struct job **out, struct ds_err *err)
 {
@@ -134,8 +125,8 @@ static int make_job(struct prefill *p, struct source *src, const struct frame *f
 		return rc;
 	}
 	kept = *f;
-	kept.data = copy(f->data, f->data_len);
-	kept.meta_raw = copy(f->meta_raw, f->meta_len);
+	kept.data = mem_copy(f->data, f->data_len);
+	kept.meta_raw = mem_copy(f->meta_raw, f->meta_len);
 	kept.meta = (struct meta){ 0 };
 	if (!kept.data || !kept.meta_raw) {
 		free(kept.data);

@@ -65,6 +65,8 @@ still() {
 	"$PYTHON" "$CHECK" p.json p.err | has '^drafts [1-9]'
 	limited ds-decode -m "$DS_MODEL" --mtp 2 --mtp-always --stats --log-format json --trace d.json <kv >out 2>d.err
 	"$PYTHON" "$CHECK" d.json d.err | has '^drafts [1-9]'
+	limited ds-decode -m "$DS_MODEL" --stats --log-format json <kv >out 2>plain.err
+	cmp <(grep -o '"tokens_out":[0-9]*' d.err) <(grep -o '"tokens_out":[0-9]*' plain.err) # drafts are no tokens
 }
 
 @test "a run that fails before its first step prints no statistics" {

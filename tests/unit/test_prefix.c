@@ -201,9 +201,9 @@ static void test_random(bool mtp)
 		if (parked[i].bytes) {
 			bool could = free_blocks >= parked[i].blocks;
 
-			failed += kv_seq_unpark(&s[i], r.pool, &parked[i]) != could;
+			failed += kv_seq_unpark(&s[i], r.pool, &parked[i], NULL, NULL) != could;
 		} else if (n[i] && what == 0) {
-			failed += !kv_seq_park(&s[i], r.pool, &parked[i]);
+			failed += !kv_seq_park(&s[i], r.pool, 0, &parked[i]);
 		} else if (n[i] && what < 5) {
 			kv_seq_clear(&s[i], r.pool);
 			n[i] = 0;
