@@ -101,7 +101,8 @@ static const uint16_t *act_elems(const struct act *x, size_t r)
 	return (const uint16_t *)(x->kind == ACT_F8 ? x->wide : x->data) + r * x->ld;
 }
 
-enum { TILE_M = 6, TILE_N = 4, BLOCK_M = 3, BLOCK_N = 4, DIRECT_M = 6, STORE_M = 4 };
+enum { TILE_M = 6, TILE_N = 4, BLOCK_M = 3, BLOCK_N = 4, DIRECT_M = 6, STORE_M0 = 3,
+	STORE_M1 = 5 };
 #define DIRECT_N 4, 4, 2, 2, 2, 2
 #define DIRECT_ROW(B, SRC, STORE, M, N) DIRECT(B, SRC, STORE, M, N) DIRECT(B, SRC, STORE, M, 1)
 #define ELEMS_ROW(B, M, N) ELEMS(B, M, N) ELEMS(B, M, 1)
@@ -113,7 +114,7 @@ enum { TILE_M = 6, TILE_N = 4, BLOCK_M = 3, BLOCK_N = 4, DIRECT_M = 6, STORE_M =
 	DIRECT_ROW(0, SRC_BF16, 0, 4, 2) DIRECT_ROW(0, SRC_BF16, 0, 5, 2) DIRECT_ROW(0, SRC_BF16, 0, 6, 2) \
 	DIRECT_ROW(1, SRC_F8, 0, 1, 4) DIRECT_ROW(1, SRC_F8, 0, 2, 4) DIRECT_ROW(1, SRC_F8, 0, 3, 2) \
 	DIRECT_ROW(1, SRC_F8, 0, 4, 2) DIRECT_ROW(1, SRC_F8, 0, 5, 2) DIRECT_ROW(1, SRC_F8, 0, 6, 2) \
-	DIRECT_ROW(1, SRC_F8, 1, 4, 2)
+	DIRECT_ROW(1, SRC_F8, 1, 3, 2) DIRECT_ROW(1, SRC_F8, 1, 4, 2) DIRECT_ROW(1, SRC_F8, 1, 5, 2)
 #include "kernels/cpu/gemm_tile.h"
 
 void gemm_avx512bf16(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_t n1)

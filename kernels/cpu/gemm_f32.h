@@ -5,7 +5,7 @@
 
 #define ELEM float
 #define OPERAND VF
-enum { STEP = VL, F8_UNITS = 1 };
+enum { STEP = VL, F8_UNITS = 2 };
 #define F8_FACTOR 256.0f /* v_load_f8 */
 
 enum src { SRC_NONE, SRC_F8, SRC_DQ, SRC_F32, SRC_BF16, SRC_COUNT };
@@ -37,20 +37,24 @@ static inline __attribute__((always_inline)) VF op_dot(VF acc, OPERAND x, OPERAN
 
 static inline __attribute__((always_inline)) void op_src(enum src src, OPERAND *w, const uint8_t *p, float f)
 {
-	if (src == SRC_F8)
-		w[0] = v_load_f8(p);
-	else if (src == SRC_DQ)
-		w[0] = v_mul(v_load_f8(p), v_set1(f));
-	else if (src == SRC_BF16)
+	if (src == SRC_F8 || src == SRC_DQ)
+		v_load_f8x2(w, p);
+	if (src == SRC_DQ) {
+		w[0] = v_mul(w[0], v_set1(f));
+		w[1] = v_mul(w[1], v_set1(f));
+	}
+	if (src == SRC_BF16)
 		w[0] = v_load_bf16((const uint16_t *)(const void *)p);
-	else
+	if (src == SRC_F32)
 		w[0] = v_load((const float *)(const void *)p);
 }
 
-/* Fills y[n] .. with zeros up to a multiple of STEP. */
+/* Fills y[n] .. with zeros up to whole units. */
 static void pad(float *y, size_t n)
 {
-	memset(y + n, 0, (n + STEP - 1) / STEP * STEP * sizeof(*y) - n * sizeof(*y));
+	const size_t unit = STEP * F8_UNITS;
+
+	memset(y + n, 0, ((n + unit - 1) / unit * unit - n) * sizeof(*y));
 }
 
 static void pack_act(float *y, const struct act *x, size_t r, size_t k, size_t n)

@@ -11,7 +11,8 @@
  *   pack_weight       a piece of a row as elements, padded with zeros to whole units
  *   X_IN_PLACE        activations lie there as elements: act_elems(act, row); else pack_act makes them
  *   TILE_M, TILE_N    the tile of plain products, BLOCK_M, BLOCK_N: of those scaled by blocks
- *   DIRECT_M, STORE_M rows of a tile that takes weights from where they lie: at most; if it leaves them behind
+ *   DIRECT_M          most rows of a tile that takes weights from where they lie
+ *   STORE_M0, STORE_M1  least and most rows of one that leaves them behind as elements
  *   SET(name)         the name of the product made
  *
  * The order of a sum, the same in every path: lane j of the accumulator of (row, weight row) takes the elements that
@@ -95,21 +96,33 @@ INLINE void step(const size_t M, const size_t N, VF (*acc)[N_MOST], const ELEM *
 	}
 }
 
+/* Whichever is fewer stays in registers, where there are only sixteen. */
 INLINE void step_elems(const size_t M, const size_t N, VF (*acc)[N_MOST], const ELEM *const *x, size_t k,
 	const ELEM *w, size_t ldw)
 {
-	OPERAND wv[N_MOST];
+	OPERAND v[M_MOST];
 
+	if (M < N && VL == 8) {
+		UNROLL for (size_t m = 0; m < M; m++)
+			v[m] = op_load(x[m] + k);
+		UNROLL for (size_t n = 0; n < N; n++) {
+			OPERAND wv = op_load(w + n * ldw);
+
+			UNROLL for (size_t m = 0; m < M; m++)
+				acc[m][n] = op_dot(acc[m][n], v[m], wv);
+		}
+		return;
+	}
 	UNROLL for (size_t n = 0; n < N; n++)
-		wv[n] = op_load(w + n * ldw);
-	step(M, N, acc, x, k, wv, 1);
+		v[n] = op_load(w + n * ldw);
+	step(M, N, acc, x, k, v, 1);
 }
 
 /* One whole block of 128 columns, the weights taken from where they lie and left in buf if asked. */
 INLINE void block_direct(const size_t M, const size_t N, const enum src src, const bool store, VF (*acc)[N_MOST],
 	const ELEM *const *x, const struct tile *t, size_t k)
 {
-	const size_t units = src == SRC_F8 ? F8_UNITS : 1, size = src_size(src), at = k * size;
+	const size_t units = src == SRC_F8 || src == SRC_DQ ? F8_UNITS : 1, size = src_size(src), at = k * size;
 	const float f = src == SRC_DQ ? t->s[k / FP8_BLOCK] : 0;
 	const uint8_t *p = t->p + at;
 	const uint8_t *next = p + N * t->jump + (at + t->more < t->end ? t->more : t->more - t->end + N * t->ldp);
@@ -315,6 +328,14 @@ static void prepare(const struct panel *p, size_t n, size_t count)
 		pack_weight(d->w + j * LD + k % KC, p->g->w, p->n0 + n + j, p->k + k, p->len - k, p->blocks);
 }
 
+/* Rows of the first of many tiles, so that full ones of M rows are left, if that can be. */
+static size_t store_rows(size_t m, size_t M)
+{
+	size_t rows = STORE_M0 + (m - STORE_M0) % M;
+
+	return rows < STORE_M1 ? rows : STORE_M1;
+}
+
 /* All rows against `count` weight rows, at most GROUP, or more where the desk is not needed for them. */
 static void group(struct panel *p, size_t n, size_t count)
 {
@@ -326,7 +347,7 @@ static void group(struct panel *p, size_t n, size_t count)
 	prepare(p, n, count);
 	p->at = 0;
 	if (p->src != SRC_NONE && !(many && src_plain(p->src))) {
-		m = many ? STORE_M : p->m;
+		m = many ? store_rows(p->m, M) : p->m;
 		tiles(p, 0, n, count, direct_n[m - 1], direct[p->src][many][m - 1]);
 	}
 	for (size_t high; m < p->m; m += high) {

@@ -104,6 +104,17 @@ static inline VF v_load_f8(const uint8_t *p)
 
 	return _mm256_cvtph_ps(_mm_or_si128(h, _mm_and_si128(nan, _mm_set1_epi16(0x7e00))));
 }
+/* The same of 16 codes. */
+static inline void v_load_f8x2(VF *y, const uint8_t *p)
+{
+	__m256i w = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+	__m256i h = _mm256_and_si256(_mm256_slli_epi16(w, 7), _mm256_set1_epi16((short)0xbf80));
+	__m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x7f)), _mm256_set1_epi16(0x7f));
+
+	h = _mm256_or_si256(h, _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00)));
+	y[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(h));
+	y[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1));
+}
 /* e4m3 codes of the lanes: nearest, ties to even, saturating; 0x7f for a NaN. */
 static inline void v_store_f8(uint8_t *p, VF v)
 {

@@ -81,6 +81,17 @@ static inline VF v_load_f8(const uint8_t *p)
 
 	return _mm512_cvtph_ps(_mm256_mask_mov_epi16(h, nan, _mm256_set1_epi16(0x7e00)));
 }
+/* The same of 32 codes. */
+static inline void v_load_f8x2(VF *y, const uint8_t *p)
+{
+	__m512i w = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)p));
+	__m512i h = _mm512_and_si512(_mm512_slli_epi16(w, 7), _mm512_set1_epi16((short)0xbf80));
+	__mmask32 nan = _mm512_cmpeq_epi16_mask(_mm512_and_si512(w, _mm512_set1_epi16(0x7f)), _mm512_set1_epi16(0x7f));
+
+	h = _mm512_mask_mov_epi16(h, nan, _mm512_set1_epi16(0x7e00));
+	y[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(h));
+	y[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(h, 1));
+}
 /* e4m3 codes of the lanes: nearest, ties to even, saturating; 0x7f for a NaN. */
 static inline void v_store_f8(uint8_t *p, VF v)
 {

@@ -2,6 +2,8 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include "base/mem.h"
@@ -37,12 +39,35 @@ static void tensor_text(struct buf *b, const struct st_tensor *t)
 	buf_printf(b, "\n");
 }
 
+/*
+ * A few bytes of a tensor.  A page that had to be read from disk for them is given up again: later, when the weights
+ * around it are read, it would keep them from lying in one huge page.
+ */
+static void add_part(XXH3_state_t *s, const unsigned char *p, size_t n)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE), skew = (uintptr_t)p % page, len = round_up(skew + n, page);
+	/* a mapped file's pages are not written to, whatever their pointer's type */
+	void *at = (void *)((uintptr_t)p - skew);
+	unsigned char here[4] = { 1 };
+	bool cold = len <= sizeof(here) * page && mincore(at, len, here) == 0 && !(here[0] & 1);
+
+	XXH3_128bits_update(s, p, n);
+#ifdef MADV_PAGEOUT
+	if (cold)
+		(void)madvise(at, len, MADV_PAGEOUT);
+#else
+	(void)cold;
+#endif
+}
+
 static void add_bytes(XXH3_state_t *s, const struct st_tensor *t, bool full)
 {
-	if (full || t->bytes <= WHOLE)
+	if (full)
 		XXH3_128bits_update(s, t->data, t->bytes);
+	else if (t->bytes <= WHOLE)
+		add_part(s, t->data, t->bytes);
 	else
-		XXH3_128bits_update(s, t->data + t->bytes / 2, SAMPLE);
+		add_part(s, t->data + t->bytes / 2, SAMPLE);
 }
 
 static int fingerprint(const struct model *m, bool full, char *hex, struct ds_err *err)

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/mem.h"
 #include "model/checkpoint.h"
@@ -264,6 +265,18 @@ static int bind_all(struct model *m, struct ds_err *err)
 	return fingerprint_quick(m, m->fingerprint, err);
 }
 
+/* How the files will be read: here and there; in large pieces, in huge pages where the file system has large folios. */
+static void advise(const struct model *m, bool pieces)
+{
+	for (size_t i = 0; i < m->files->file_count; i++) {
+		const struct st_file *f = &m->files->files[i];
+
+		(void)madvise(f->map, f->size, pieces ? MADV_NORMAL : MADV_RANDOM);
+		if (pieces)
+			mem_huge(f->map, f->size);
+	}
+}
+
 int model_open(struct model **out, const char *dir, struct ds_err *err)
 {
 	struct config config;
@@ -288,7 +301,9 @@ int model_open(struct model **out, const char *dir, struct ds_err *err)
 		return rc;
 	}
 	m->files = files;
+	advise(m, false);
 	rc = bind_all(m, err);
+	advise(m, true);
 	if (rc) {
 		model_close(m);
 		return rc;

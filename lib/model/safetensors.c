@@ -254,7 +254,6 @@ static int map_file(struct st_file *f, int fd, struct ds_err *err)
 		return err_errno(err, DS_OS, "cannot map '%s'", f->path);
 	}
 	f->size = (size_t)st.st_size;
-	mem_huge(f->map, f->size); /* file systems with large folios do it when they read the file from disk */
 	return 0;
 }
 

@@ -1,15 +1,19 @@
 /*
  * The engine on a 2 GB checkpoint: the first step, prefill and decode, beside what the machine reads and multiplies at
- * most. Usage: engine MODEL
+ * most and beside a peer; then what a token of the example model costs.  Rounds of all measurements follow one another,
+ * each with its own reading of the limits, and medians over rounds are printed: what else runs on the machine hits all
+ * alike.  Usage: engine MODEL
  */
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/random.h"
 #include "engine/engine.h"
 #include "limits.h"
+#include "model/checkpoint.h"
 
-enum { MAX_ROWS = 2048, MAX_BATCH = 32, READ_BYTES = 512 << 20 };
+enum { MAX_ROWS = 2048, MAX_BATCH = 32, MAX_DEPTH = 4096, ROUNDS = 5 };
 
 static void die(const struct ds_err *err)
 {
@@ -17,10 +21,10 @@ static void die(const struct ds_err *err)
 	exit(err->code);
 }
 
-/* A figure of /proc/self/status in MiB. */
-static double status_mib(const char *key)
+/* A figure of a file of /proc/self in MiB. */
+static double proc_mib(const char *file, const char *key)
 {
-	FILE *f = fopen("/proc/self/status", "r");
+	FILE *f = fopen(file, "r");
 	char line[200];
 	double kib = 0;
 
@@ -71,7 +75,7 @@ static double step(struct setup *s, size_t batch, size_t rows, bool absorbed)
 
 	for (size_t i = 0; i < batch; i++) {
 		segs[i] = (struct segment){ .kv = &s->seqs[i], .tokens = s->ids + i * rows, .rows = rows,
-			.absorbed = absorbed, .want_logits = true };
+			.absorbed = absorbed, .want_logits = 1 };
 		if (!kv_seq_reserve(&s->seqs[i], s->pool, s->seqs[i].length + rows))
 			exit(71);
 	}
@@ -83,21 +87,43 @@ static double step(struct setup *s, size_t batch, size_t rows, bool absorbed)
 
 /* ---- first step ---- */
 
-static void first_step(const char *dir, int threads)
+/* Has the system forget the files, so that it reads them from disk, as a server that starts does. */
+static void forget(const char *dir)
+{
+	struct model *m;
+	struct ds_err err;
+	int fd[64];
+	size_t n;
+
+	if (model_open(&m, dir, &err))
+		die(&err);
+	n = m->files->file_count < 64 ? m->files->file_count : 64;
+	for (size_t i = 0; i < n; i++)
+		fd[i] = open(m->files->files[i].path, O_RDONLY | O_CLOEXEC);
+	model_close(m);
+	for (size_t i = 0; i < n; i++) {
+		fdatasync(fd[i]);
+		posix_fadvise(fd[i], 0, 0, POSIX_FADV_DONTNEED);
+		close(fd[i]);
+	}
+}
+
+static void first_step(const char *dir, int threads, const char *note)
 {
 	struct setup s;
 	double t0, t1, t2;
 
+	fflush(stdout);
 	if (fork() == 0) {
 		t0 = bench_seconds();
 		open_all(&s, dir, threads, 512);
 		t1 = bench_seconds();
 		step(&s, 1, 1, false);
 		t2 = bench_seconds();
-		printf("first step, %d threads: open %.1f ms + step %.1f ms = %.1f ms (goal 50); "
-			"own memory %.0f MiB, mapped %.0f MiB\n",
-			threads, (t1 - t0) * 1e3, (t2 - t1) * 1e3, (t2 - t0) * 1e3,
-			status_mib("RssAnon:"), status_mib("RssFile:"));
+		printf("first step, %d threads%s: open %.1f ms + step %.1f ms = %.1f ms; own memory %.0f MiB, mapped "
+			"%.0f MiB, in huge pages %.0f MiB\n", threads, note, (t1 - t0) * 1e3, (t2 - t1) * 1e3,
+			(t2 - t0) * 1e3, proc_mib("/proc/self/status", "RssAnon:"),
+			proc_mib("/proc/self/status", "RssFile:"), proc_mib("/proc/self/smaps_rollup", "FilePmdMapped:"));
 		fflush(stdout);
 		_exit(0);
 	}
@@ -126,69 +152,164 @@ static double attention_flops(const struct config *c, size_t n)
 		(double)(c->nope + c->rope + c->v);
 }
 
-static void prefill(struct setup *s, size_t n, double peak)
+/* What is measured; peer: tokens a second of llama.cpp with 1 and 2 threads, 0: not known. */
+static const struct task {
+	const char *name;
+	size_t batch, rows, depth; /* rows 1: decode */
+	int steps, rounds;
+	const char *goal;
+	double peer[2];
+	const char *format;
+} tasks[] = {
+	{ "prefill 32", 1, 32, 0, 2, ROUNDS, "", { 0, 365 }, "bf16" },
+	{ "prefill 128", 1, 128, 0, 1, ROUNDS, "", { 0, 426 }, "bf16" },
+	{ "prefill 512", 1, 512, 0, 1, ROUNDS, "goal 55 % with 1 thread, 50 % with 2", { 245, 471 }, "bf16" },
+	{ "prefill 2048", 1, 2048, 0, 1, 3, "", { 0, 331 }, "bf16" },
+	{ "decode 1, depth 64", 1, 1, 64, 10, ROUNDS, "goal 85 %", { 52.6, 79.8 }, "q8_0, empty context" },
+	{ "decode 1, depth 512", 1, 1, 512, 10, ROUNDS, "", { 35.7, 57.5 }, "bf16" },
+	{ "decode 1, depth 4096", 1, 1, 4096, 10, ROUNDS, "", { 0, 47.9 }, "q8_0" },
+	{ "decode 8, depth 64", 8, 1, 64, 4, ROUNDS, "", { 0, 0 }, "" },
+	{ "decode 32, depth 64", 32, 1, 64, 3, ROUNDS, "", { 0, 0 }, "" },
+	{ "decode 32, depth 512", 32, 1, 512, 3, ROUNDS, "", { 0, 0 }, "" },
+};
+
+enum { PREFILL_512 = 2, PREFILL_2048 = 3, DECODE_1 = 4, DECODE_32 = 8, TASKS = ARRAY_LEN(tasks) };
+
+struct figures { double rate[TASKS][ROUNDS], read[ROUNDS], peak[ROUNDS], ratio[ROUNDS]; };
+
+static int by_size(const void *a, const void *b)
 {
-	double best = 1e9, flops = work_of(s->m).weight_flops * (double)n + attention_flops(&s->m->config, n);
+	double x = *(const double *)a, y = *(const double *)b;
 
-	for (int i = 0; i < 3; i++) {
-		double t;
-
-		kv_seq_clear(&s->seqs[0], s->pool);
-		t = step(s, 1, n, false);
-		best = t < best ? t : best;
-	}
-	printf("  prefill %4zu: %7.1f tokens/s  %6.1f GFLOP/s  %3.0f %% of the multiply peak\n", n, (double)n / best,
-		flops / best / 1e9, 100.0 * flops / best / peak);
+	return (x > y) - (x < y);
 }
 
-static void decode(struct setup *s, size_t batch, size_t depth, double read)
+static double median(const double *v, int n)
 {
-	double total = 0, rate, bytes = work_of(s->m).weight_bytes;
-	int steps = 24;
+	double sorted[ROUNDS];
 
-	for (size_t i = 0; i < batch; i++)
+	memcpy(sorted, v, (size_t)n * sizeof(*v));
+	qsort(sorted, (size_t)n, sizeof(*sorted), by_size);
+	return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+}
+
+static double median_ratio(const double *a, const double *b, int n)
+{
+	double ratio[ROUNDS];
+
+	for (int i = 0; i < n; i++)
+		ratio[i] = a[i] / b[i];
+	return median(ratio, n);
+}
+
+/* Gives the sequences a context of `depth` tokens, whose numbers do not matter to the speed. */
+static void deepen(struct setup *s, size_t batch, size_t depth)
+{
+	for (size_t i = 0; i < batch; i++) {
 		kv_seq_clear(&s->seqs[i], s->pool);
-	for (size_t at = 0; at < depth; at += 64)
-		step(s, batch, 64, false);
-	for (int i = 0; i < steps; i++)
-		total += step(s, batch, 1, true);
-	rate = (double)batch * steps / total;
-	if (batch == 1)
-		printf("  decode  %4zu at depth %zu: %7.1f tokens/s  %5.1f GB/s of weights  %3.0f %% of the "
-			"read loop\n",
-			batch, depth, rate, rate * bytes / 1e9, 100.0 * rate * bytes / read);
-	else
-		printf("  decode  %4zu at depth %zu: %7.1f tokens/s\n", batch, depth, rate);
+		if (!kv_seq_reserve(&s->seqs[i], s->pool, depth + 1))
+			exit(71);
+		for (size_t b = 0; b < s->seqs[i].count; b++)
+			memset(s->seqs[i].pages[b], 0x3c, s->pool->block_bytes);
+		s->seqs[i].length = depth;
+	}
+}
+
+/* Tokens a second. */
+static double measure(struct setup *s, const struct task *t)
+{
+	double total = 0;
+
+	deepen(s, t->batch, t->depth);
+	for (int i = 0; i < t->steps; i++) {
+		for (size_t b = 0; b < t->batch; b++)
+			s->seqs[b].length = t->depth;
+		total += step(s, t->batch, t->rows, t->rows == 1);
+	}
+	return (double)t->batch * (double)t->rows * t->steps / total;
+}
+
+/* The limits and every task, once each. */
+static void one_round(struct setup *s, struct kern_stream *stream, struct figures *f, int round)
+{
+	const struct st_file *file = s->m->files->files;
+	size_t bytes = file->size < (size_t)512 << 20 ? file->size : (size_t)512 << 20;
+
+	f->read[round] = limit_read(stream, file->map, bytes); /* where the weights lie */
+	f->peak[round] = limit_multiply(stream);
+	for (size_t i = 0; i < TASKS; i++)
+		if (round < tasks[i].rounds)
+			f->rate[i][round] = measure(s, &tasks[i]);
+}
+
+static void report_task(const struct model *m, const struct figures *f, size_t i, int threads)
+{
+	const struct task *t = &tasks[i];
+	struct work_size w = work_of(m);
+	double rate = median(f->rate[i], t->rounds), flops = w.weight_flops;
+
+	printf("  %-22s %8.1f tokens/s", t->name, rate);
+	if (t->rows > 1) {
+		flops += attention_flops(&m->config, t->rows) / (double)t->rows;
+		printf("  %6.1f GFLOP/s %3.0f %% of the multiply peak", rate * flops * 1e-9,
+			100 * flops * median_ratio(f->rate[i], f->peak, t->rounds));
+	} else if (t->batch == 1) {
+		printf("  %6.1f GB/s    %3.0f %% of the read loop    ", rate * w.weight_bytes * 1e-9,
+			100 * w.weight_bytes * median_ratio(f->rate[i], f->read, t->rounds));
+	} else {
+		printf("  %6.2f times batch 1                     ",
+			median_ratio(f->rate[i], f->rate[DECODE_1], t->rounds));
+	}
+	if (threads <= 2 && t->peer[threads - 1] > 0)
+		printf("  peer* %.1f (%s)", t->peer[threads - 1], t->format);
+	printf("%s%s\n", *t->goal ? "  " : "", t->goal);
 }
 
 static void throughput(const char *dir, int threads)
 {
-	struct kern_stream *stream = NULL;
-	struct ds_err err;
-	double read, peak;
+	static struct figures f;
+	struct kern_stream *stream;
 	struct setup s;
-	char *memory = mem_aligned(READ_BYTES);
-	int rc = memory ? kern_stream_new(&stream, threads, NULL, &err) : err_nomem(&err, READ_BYTES,
-		"the bandwidth test");
+	struct ds_err err;
 
-	if (rc)
+	if (kern_stream_new(&stream, threads, NULL, &err))
 		die(&err);
-	memset(memory, 1, READ_BYTES);
-	read = limit_read(stream, memory, READ_BYTES);
-	peak = limit_multiply(stream);
-	free(memory);
-	printf("%d threads, %s: reads %.1f GB/s, multiplies %.0f GFLOP/s\n", threads, kern_set_name(stream),
-		read / 1e9, peak / 1e9);
-	kern_stream_free(stream);
 	open_all(&s, dir, threads, MAX_ROWS);
-	prefill(&s, 32, peak);
-	prefill(&s, 128, peak);
-	prefill(&s, 512, peak);
-	prefill(&s, 2048, peak);
-	decode(&s, 1, 64, read);
-	decode(&s, 1, 512, read);
-	decode(&s, 8, 64, read);
-	decode(&s, 32, 64, read);
+	step(&s, 1, 512, false); /* pages are taken, clocks rise */
+	for (int i = 0; i < ROUNDS; i++)
+		one_round(&s, stream, &f, i);
+	printf("%d threads, %s: the read loop takes %.1f GB/s of the mapped weights, multiplies reach %.0f GFLOP/s; "
+		"medians of %d rounds\n", threads, kern_set_name(stream), median(f.read, ROUNDS) / 1e9,
+		median(f.peak, ROUNDS) / 1e9, ROUNDS);
+	for (size_t i = 0; i < TASKS; i++)
+		report_task(s.m, &f, i, threads);
+	printf("  a token of 2048 costs %.0f %% more than one of 512 (goal: at most 15 %%; peer* 30 %%)\n",
+		100 * (median_ratio(f.rate[PREFILL_512], f.rate[PREFILL_2048], tasks[PREFILL_2048].rounds) - 1));
+	printf("  decode of 32 is %.1f times as fast as of 1 (goal: 8)\n",
+		median_ratio(f.rate[DECODE_32], f.rate[DECODE_1], ROUNDS));
+	kern_stream_free(stream);
+	close_all(&s);
+}
+
+/* ---- overhead ---- */
+
+enum { TINY_STEPS = 2000 };
+
+static void tiny(const char *dir, int threads)
+{
+	static double ms[TINY_STEPS];
+	struct setup s;
+
+	open_all(&s, dir, threads, 64);
+	deepen(&s, 1, 64);
+	for (int i = 0; i < TINY_STEPS; i++) {
+		s.seqs[0].length = 64;
+		ms[i] = 1e3 * step(&s, 1, 1, true);
+	}
+	qsort(ms, TINY_STEPS, sizeof(*ms), by_size);
+	printf("example model, decode 1, depth 64, %d threads: %.3f ms a token (median; a tenth below %.3f)  goal 0.15; "
+		"peer* %.2f, 13.5 M parameters, q8_0\n", threads, ms[TINY_STEPS / 2], ms[TINY_STEPS / 10],
+		threads == 1 ? 0.28 : 0.24);
 	close_all(&s);
 }
 
@@ -200,11 +321,16 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: engine MODEL\n");
 		return 64;
 	}
-	for (int i = 0; i < 3; i++) /* the first brings the file into memory */
-		first_step(argv[1], cpus);
-	first_step(argv[1], 1);
+	forget(argv[1]);
+	first_step(argv[1], cpus, " (from disk)");
+	for (int i = 0; i < 3; i++)
+		first_step(argv[1], cpus, " (goal 50 ms)");
+	first_step(argv[1], 1, "");
 	throughput(argv[1], 1);
 	if (cpus > 1)
 		throughput(argv[1], cpus);
+	for (int threads = 1; threads <= 2 && threads <= cpus; threads++)
+		tiny("examples/models/tiny-r1", threads);
+	printf("* llama.cpp on another machine: 2 cores of a Zen 5, whose memory and multipliers are faster than some\n");
 	return 0;
 }
