@@ -47,7 +47,7 @@ static inline __attribute__((always_inline)) void op_f8(OPERAND *w, __m512i c)
 {
 	__m512i lo, hi;
 
-	__asm__("" : "+v"(c)); /* or the compiler loads it again for each use, twice the lines where it is not aligned */
+	__asm__("" : "+v"(c)); /* or the compiler loads it anew for each use, and twice the lines if unaligned */
 	lo = _mm512_permutex2var_epi8(_mm512_load_si512(isa_e4m3_bf16[0]), c,
 		_mm512_load_si512(isa_e4m3_bf16[0] + 64));
 	hi = _mm512_permutex2var_epi8(_mm512_load_si512(isa_e4m3_bf16[1]), c,

@@ -61,12 +61,13 @@ struct tile {
 	const ELEM *const *x; /* rows from column k on */
 	const uint8_t *p;     /* weights where they lie, ldp bytes from row to row; further on what follows them */
 	size_t ldp, jump, more, end;
-	const char *ahead;    /* where more tiles share the weights: what comes next, `lines` for each block to ask for */
+	const char *ahead;    /* where more tiles share the weights: what comes next; each block asks for `lines` */
 	size_t lines;
 	const ELEM *w;        /* weights as elements, whole blocks */
 	size_t ldw;
-	ELEM *buf;            /* [.., LD]: where weights are left; the rest of a row that is no whole block lies there, at
-	                       * its column modulo KC */
+	/* [.., LD]: where weights are left; the rest of a row that is no whole block lies there, at its column
+	 * modulo KC */
+	ELEM *buf;
 	const float *s;       /* [m, lds] by blocks from column k on; SRC_DQ: [lds] */
 	size_t lds;
 	size_t len;
@@ -402,7 +403,8 @@ static size_t lines_of(const struct panel *p)
 
 static void panel(struct panel *p, size_t piece)
 {
-	const size_t cols = p->g->w->cols, most = p->m > DIRECT_M || cols % FP8_BLOCK || p->src == SRC_NONE ? GROUP : p->n;
+	const size_t cols = p->g->w->cols;
+	const size_t most = p->m > DIRECT_M || cols % FP8_BLOCK || p->src == SRC_NONE ? GROUP : p->n;
 	struct desk *d = isa_desk;
 	struct tile *t = &p->t;
 
