@@ -135,7 +135,7 @@ int group_fail(struct decode *d, struct group *g, const struct ds_err *why)
 
 	memcpy(id, g->request.id, sizeof(id));
 	group_end(d, g);
-	return stage_error(src, stream, id, false, why);
+	return stage_error(src, stream, id, why->code == DS_OS, why);
 }
 
 /* ---- the first tokens ---- */

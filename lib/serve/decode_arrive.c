@@ -106,7 +106,7 @@ static int take_request(struct decode *d, struct source *src, struct frame *f, s
 		return stage_error(src, f->stream, work_name(f, id), true, &why);
 	}
 	if (add_group(d, src, f, &why))
-		return stage_error(src, f->stream, work_name(f, id), false, &why);
+		return stage_error(src, f->stream, work_name(f, id), why.code == DS_OS, &why);
 	return 0;
 }
 

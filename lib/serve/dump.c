@@ -1,5 +1,7 @@
 #include "serve/dump.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +17,7 @@
 struct dump {
 	struct outfile file;         /* fd -1 where it is a socket */
 	int socket;                  /* or -1 */
+	int64_t patience_ns;
 	char name[300];
 	struct frame_writer *w;
 	struct meta_builder *meta;
@@ -150,10 +153,12 @@ static int open_socket(struct dump *d, const char *to, struct ds_err *err)
 
 	if (!rc)
 		rc = addr_connect(&a, DUMP_CONNECT_NS, &d->socket, err);
-	if (rc)
-		return err_prefix(err, "--dump-to");
-	fd_nonblock(d->socket, false); /* a slow reader holds the engine up: nothing is lost, nothing piles up */
-	return 0;
+	return rc ? err_prefix(err, "--dump-to") : 0;
+}
+
+static int fd_of(const struct dump *d)
+{
+	return d->socket >= 0 ? d->socket : d->file.fd;
 }
 
 static int open_output(struct dump *d, const struct dump_options *o, struct ds_err *err)
@@ -170,7 +175,9 @@ static int open_output(struct dump *d, const struct dump_options *o, struct ds_e
 	}
 	if (rc)
 		return rc;
-	return frame_writer_new(&d->w, d->socket >= 0 ? d->socket : d->file.fd, d->name, err);
+	if (fd_of(d) != STDOUT_FILENO) /* that one is not ours alone */
+		fd_nonblock(fd_of(d), true);
+	return frame_writer_new(&d->w, fd_of(d), d->name, err);
 }
 
 static int say_hello(struct dump *d, const struct hello *hello, struct ds_err *err)
@@ -206,6 +213,7 @@ int dump_open(struct dump **out, const struct dump_options *o, const struct mode
 		return err_nomem(err, sizeof *d, "a dump");
 	}
 	d->socket = d->file.fd = -1;
+	d->patience_ns = o->patience_ns;
 	rc = choose_points(d, o->patterns, m, err);
 	if (!rc)
 		rc = open_output(d, o, err);
@@ -222,11 +230,28 @@ int dump_open(struct dump **out, const struct dump_options *o, const struct mode
 /* ---- what is shown ---- */
 
 /* A dump's reader that goes is not what a reader of the answers would be: it is told. */
-static int note(struct dump *d, int rc)
+static void note(struct dump *d, int rc)
 {
 	if (rc == DS_SIGPIPE)
-		return err_set(&d->error, DS_IO, "cannot write to '%s': the reader of the dump has gone", d->name);
-	return rc;
+		err_set(&d->error, DS_IO, "cannot write to '%s': the reader of the dump has gone", d->name);
+}
+
+/* A slow reader holds the engine up: nothing is lost, nothing piles up.  One that takes nothing does not do so for
+ * ever, or a service could not even be told to end. */
+static void hand_over(struct dump *d)
+{
+	struct pollfd p = { .fd = fd_of(d), .events = POLLOUT };
+	int64_t ms = d->patience_ns / 1000000;
+
+	while (!d->error.code && frame_writer_queued(d->w)) {
+		int n = poll(&p, 1, ms < 3600000 ? (int)ms : 3600000);
+
+		if (n == 0)
+			err_set(&d->error, DS_IO, "cannot write to '%s': the reader of the dump took nothing for %g s",
+				d->name, (double)d->patience_ns / 1e9);
+		else if (n > 0 || errno != EINTR)
+			note(d, frame_writer_flush(d->w, &d->error));
+	}
 }
 
 /* The rows of the segments that have any; returns how many those are. */
@@ -267,6 +292,7 @@ void dump_tap(void *ctx, const struct tap_tensor *t)
 	snprintf(p.name, sizeof p.name, "%s", t->point);
 	data.segs = d->segs;
 	note(d, point_write(d->w, d->meta, &data, NULL, &d->error));
+	hand_over(d);
 }
 
 int dump_error(const struct dump *d, struct ds_err *err)
@@ -282,6 +308,7 @@ int dump_close(struct dump *d, struct ds_err *err)
 
 	if (!d->error.code)
 		note(d, frame_write_end(d->w, &d->error));
+	hand_over(d);
 	rc = dump_error(d, err);
 	if (!rc)
 		rc = outfile_commit(&d->file, err);

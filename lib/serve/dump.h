@@ -13,6 +13,7 @@ struct dump_options {
 	const char *to;         /* a file, "-", or unix:PATH, tcp:HOST:PORT, fd:N */
 	bool force;             /* overwrite a file, write to a terminal */
 	bool stdout_taken;      /* "-" is the data's */
+	int64_t patience_ns;    /* for a reader that takes nothing */
 };
 
 struct dump;

@@ -129,7 +129,7 @@ static int open_dump(struct work *w, const struct work_options *o, const struct 
 	const struct stage_options *io = &stage->opt;
 	bool to_stdout = io->output ? strcmp(io->output, "-") == 0 : !io->listen;
 	struct dump_options d = { .patterns = o->dump, .to = o->dump_to, .force = io->force,
-		.stdout_taken = to_stdout };
+		.stdout_taken = to_stdout, .patience_ns = io->peer_ns };
 	int rc;
 
 	if (!o->dump && !o->dump_to)
