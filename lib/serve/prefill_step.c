@@ -109,7 +109,9 @@ static bool step_has_room(const struct prefill *p)
 
 	TAILQ_FOREACH(j, &p->active, link)
 		if (!source_blocked(j->src)) {
-			rows += prompt_left(&j->prompt);
+			size_t left = prompt_left(&j->prompt);
+
+			rows += left < p->chunk ? left : p->chunk;
 			n++;
 		}
 	return rows < p->w->max_rows && n < p->w->max_segs;

@@ -59,7 +59,7 @@ int work_open(struct work *w, const struct work_options *o, const struct stage_o
 	w->mtp = o->mtp;
 	if ((rc = model_open(&w->model, o->model, err)) || (rc = engine_new(&w->engine, w->model, &c, err)) ||
 	    (rc = engine_kv_pool(w->engine, o->kv_memory, &w->pool, err)) ||
-	    (!o->no_prefix && (rc = prefix_new(&w->prefix, w->pool, w->mtp, err))) ||
+	    (!o->no_prefix && !o->dump && (rc = prefix_new(&w->prefix, w->pool, w->mtp, err))) ||
 	    (rc = sampler_new(&w->sampler, w->model->config.vocab, err)) ||
 	    (rc = open_profile(w, o, io, program, err)))
 		goto fail;

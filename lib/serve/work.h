@@ -20,7 +20,7 @@ struct work_options {
 	const char *dump, *dump_to;
 	const char *trace;      /* file to write spans to, or NULL */
 	bool stats;
-	bool no_prefix;
+	bool no_prefix;         /* a dump does without, too: no row is to be missing */
 	/* set by the program */
 	bool mtp;
 	size_t max_rows, max_segs; /* of a step */

@@ -180,6 +180,17 @@ while b := s.recv(65536): sys.stdout.buffer.write(b)' >kv$i
 	[ "$(points d | wc -l)" -ge 2 ]
 }
 
+@test "a prompt that begins like an earlier one has all its rows in the dump" {
+	printf '%s\n' '{"id": "a", "ids": [3], "max_tokens": 2}' '{"id": "b", "ids": [3], "max_tokens": 2}' |
+		"$PYTHON" -c 'import json, sys
+for line in sys.stdin:
+    print(json.dumps({**json.loads(line), "ids": [(7 * t) % 1000 + 3 for t in range(150)]}))' | "$PYTHON" "$DSF" requests >req
+	limited ds-decode -m "$DS_MODEL" --max-batch 1 -o out --dump embed --dump-to d req
+	[ "$(points d | awk '{ n += $3 } END { print n }')" -eq $((2 * 150 + 2)) ]
+	limited ds-decode -m "$DS_MODEL" --max-batch 1 -o hit req
+	ds-frame dump hit | has '"hit":128'
+}
+
 @test "drafts: the MTP layer is layer number 3, and the main model's rows are those of a run without drafts" {
 	requests 2 >req
 	limited ds-prefill -m "$DS_MODEL" --mtp -o kv req

@@ -47,16 +47,16 @@ teardown() {
 @test "requests do wait and are parked, as SIGUSR1 shows" {
 	background ds-decode -m "$DS_MODEL" -l "unix:$PWD/d.sock" --kv-memory 800K
 	wait_socket d.sock
-	limited ds-token -m "$DS_MODEL" decode -c "unix:$PWD/d.sock" <requests >text 3>&- &
-	client=$!
+	service=$BG service_err=$BG_ERR
+	background ds-token -m "$DS_MODEL" decode -c "unix:$PWD/d.sock" -i requests -o text
 	for _ in $(seq 200); do
-		kill -USR1 "$(pgrep -P "$BG" ds-decode)"
+		kill -USR1 "$(pgrep -P "$service" ds-decode)"
 		sleep 0.02
-		grep -q '"parked":[1-9]' "$BG_ERR" && break
+		grep -q '"parked":[1-9]' "$service_err" && break
 	done
-	kill "$client"
-	wait "$client" || true
-	grep -q '"parked":[1-9]' "$BG_ERR"
+	grep -q '"parked":[1-9]' "$service_err"
 	kill -TERM "$BG"
-	wait "$BG"
+	wait "$BG" || true
+	kill -TERM "$service"
+	wait "$service"
 }
