@@ -56,7 +56,7 @@ static void widen_row(float *y, const struct mat *m, size_t r)
 	mat_widen(y + j, m, r, j, m->cols - j);
 }
 
-enum { QUERY_ROWS = 2, QUERY_VECS = 4 };
+enum { QUERY_ROWS = 2, QUERY_VECS = 8 };
 
 /* VL weights; f: what codes lack. */
 INLINE VF widen(const enum dtype type, const void *p, size_t i, VF f)
@@ -71,21 +71,26 @@ INLINE VF widen(const enum dtype type, const void *p, size_t i, VF f)
 	}
 }
 
-/* The product of few rows without a copy of the weights, in the same order. */
-INLINE void query_strips(const struct attn_task *t, const struct mat *w, const enum dtype type, const size_t rows)
+/* The product of few rows without a copy of the weights, in the same order, some vectors of columns at a time: the
+ * more, the longer the pieces in which memory is read.  They lie in one block of scales. */
+INLINE void query_strips(const struct attn_task *t, const struct mat *w, const enum dtype type, const size_t rows,
+	const size_t vecs)
 {
-	for (size_t j = 0; j < w->cols; j += QUERY_VECS * VL) {
+	for (size_t j = 0; j < w->cols; j += vecs * VL) {
 		VF c[QUERY_ROWS][QUERY_VECS];
 
 #pragma GCC unroll 8
-		for (size_t i = 0; i < rows * QUERY_VECS; i++)
-			c[i / QUERY_VECS][i % QUERY_VECS] = v_zero();
+		for (size_t i = 0; i < rows * vecs; i++)
+			c[i / vecs][i % vecs] = v_zero();
 		for (size_t r = 0; r < w->rows; r++) {
-			const void *p = mat_at(w, r, j);
+			const char *p = mat_at(w, r, j);
 			VF f = type == DT_F8_E4M3 ? v_set1(256.0f * mat_scale(w, r, j)) : v_zero();
 
-#pragma GCC unroll 4
-			for (size_t v = 0; v < QUERY_VECS; v++) {
+			/* the columns that come next */
+			__builtin_prefetch(p + vecs * VL * weight_size(type), 0, 2);
+			__builtin_prefetch(p + vecs * VL * weight_size(type) + 64, 0, 2);
+#pragma GCC unroll 8
+			for (size_t v = 0; v < vecs; v++) {
 				VF x = widen(type, p, v * VL, f);
 
 #pragma GCC unroll 2
@@ -94,18 +99,17 @@ INLINE void query_strips(const struct attn_task *t, const struct mat *w, const e
 			}
 		}
 #pragma GCC unroll 8
-		for (size_t i = 0; i < rows * QUERY_VECS; i++)
-			v_store(t->latent + i / QUERY_VECS * t->ld + j + i % QUERY_VECS * VL,
-				c[i / QUERY_VECS][i % QUERY_VECS]);
+		for (size_t i = 0; i < rows * vecs; i++)
+			v_store(t->latent + i / vecs * t->ld + j + i % vecs * VL, c[i / vecs][i % vecs]);
 	}
 }
 
 INLINE void query_one_type(const struct attn_task *t, const struct mat *w, const enum dtype type)
 {
 	if (t->rows == 1)
-		query_strips(t, w, type, 1);
+		query_strips(t, w, type, 1, QUERY_VECS);
 	else
-		query_strips(t, w, type, 2);
+		query_strips(t, w, type, 2, QUERY_VECS / 2);
 }
 
 static bool query_few(const struct attn_task *t, const struct mat *w)
