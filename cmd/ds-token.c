@@ -6,7 +6,7 @@
 #include "serve/main.h"
 #include "serve/token.h"
 
-static struct stage_options io;
+static struct stage_options io = { .ready_fd = -1 };
 static struct token_options tok;
 
 #define ENCODE "encode"
@@ -29,6 +29,8 @@ static const struct opt options[] = {
 	  .dst = &tok.ignore, .commands = "encode render" },
 	{ .name = "id", .arg = "NAME", .help = "the request's id, or what ids begin with ('r')", .type = OPT_STR,
 	  .dst = &tok.id, .commands = ENCODE },
+	{ .name = "generation-config", .help = "sampling defaults from the model's generation_config.json",
+	  .type = OPT_FLAG, .dst = &tok.generation_config, .commands = ENCODE },
 	{ .name = "max-tokens", .arg = "N", .help = "most tokens of an answer (0: up to the context's end)", .def = "0",
 	  .type = OPT_INT, .dst = &tok.max_tokens, .max = UINT32_MAX, .commands = ENCODE },
 	{ .name = "temperature", .arg = "T", .help = "0: the likeliest token always", .def = "0", .type = OPT_REAL,
@@ -65,13 +67,13 @@ static const struct opt options[] = {
 	  .def = TOKEN_SEPARATOR, .type = OPT_STR, .dst = &tok.separator, .commands = "decode" },
 	{ .name = "special", .help = "decode: write special tokens too", .type = OPT_FLAG,
 	  .dst = &tok.special, .commands = "decode" },
-	STAGE_OPTIONS(io),
+	FILTER_OPTIONS(io),
 	{ 0 },
 };
 
 static const struct opt_program program = {
 	.name = "ds-token",
-	.usage = "encode|decode|tokens|render -m DIR [options] < input > output",
+	.usage = "encode|decode|tokens|render -m DIR [FILE] [options] < input > output",
 	.purpose = "Turns text into request frames and token frames into text.",
 	.example = "echo 'What is 348 + 977?' | ds-token -m DIR encode --chat > request.frames",
 	.opts = options,
@@ -84,9 +86,14 @@ static const struct {
 	{ "encode", token_encode }, { "decode", token_decode }, { "tokens", token_tokens }, { "render", token_render },
 };
 
+static bool given(const char *option)
+{
+	return opt_given(&program, option);
+}
+
 static int run(int argc, char **argv, struct ds_err *err)
 {
-	struct stage_config stage = { .opt = io, .hello = { .program = "ds-token", .version = DS_VERSION } };
+	struct stage_config stage = { .hello = { .program = "ds-token", .version = DS_VERSION } };
 	struct tokenizing x;
 	size_t i = 0;
 	int rc;
@@ -100,8 +107,11 @@ static int run(int argc, char **argv, struct ds_err *err)
 	rc = opt_check_command(&program, commands[i].name, err);
 	if (rc)
 		return rc;
-	if (argc > 1)
-		return err_set(err, DS_USAGE, "unexpected operand '%s'; try 'ds-token --help'", argv[1]);
+	rc = stage_operand(&program, &io, argc - 1, argv + 1, err);
+	if (rc)
+		return rc;
+	stage.opt = io;
+	tok.given = given;
 	rc = tokenizing_open(&x, &tok, err);
 	if (rc)
 		return rc;

@@ -311,6 +311,14 @@ bool opt_listed(const char *list, char sep, const char *word)
 	return false;
 }
 
+bool opt_given(const struct opt_program *p, const char *name)
+{
+	for (size_t i = 0; i < MAX_OPTS && p->opts[i].name; i++)
+		if (!strcmp(p->opts[i].name, name))
+			return given[i];
+	return false;
+}
+
 int opt_check_command(const struct opt_program *p, const char *command, struct ds_err *err)
 {
 	for (size_t i = 0; i < MAX_OPTS && p->opts[i].name; i++) {

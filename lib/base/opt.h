@@ -57,6 +57,9 @@ int opt_parse(const struct opt_program *p, int *argc, char ***argv, bool stop_at
 /* DS_USAGE where an option was given that is of other sub-commands than this one. */
 int opt_check_command(const struct opt_program *p, const char *command, struct ds_err *err);
 
+/* The option of this long name was given on the command line. */
+bool opt_given(const struct opt_program *p, const char *name);
+
 /* word is one of a list with `sep` between them. */
 bool opt_listed(const char *list, char sep, const char *word);
 

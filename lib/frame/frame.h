@@ -103,6 +103,7 @@ void frame_reader_forget(struct frame_reader *r);
 /* True when nothing was read yet of a next frame (a cut here is clean only after END). */
 bool frame_reader_idle(const struct frame_reader *r);
 bool frame_reader_ended(const struct frame_reader *r); /* END was read */
+bool frame_reader_cut(const struct frame_reader *r);   /* failed: the input ended early, or cannot be read */
 /* For blocking descriptors within a poll loop: ask poll(2) before each read(2) and give FRAME_AGAIN instead of
  * waiting. */
 void frame_reader_polled(struct frame_reader *r, bool on);

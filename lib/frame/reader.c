@@ -24,7 +24,7 @@ struct frame_reader {
 	int fd;
 	char *name;
 	uint64_t max;
-	bool polled, ended, failed, skip;
+	bool polled, ended, failed, skip, cut;
 	struct ds_err error;      /* sticky, once failed */
 	enum state state;
 	uint64_t bytes;           /* consumed so far */
@@ -137,6 +137,7 @@ static enum got fill(struct frame_reader *r, uint8_t *p, size_t want)
 		} else if (errno == EAGAIN || errno == EWOULDBLOCK) {
 			return GOT_AGAIN;
 		} else if (errno != EINTR) {
+			r->cut = true;
 			if (errno == ECONNRESET) /* truncation like any other */
 				bad_at(r, r->bytes, DS_DATA, "truncated: the connection was reset");
 			else
@@ -149,6 +150,7 @@ static enum got fill(struct frame_reader *r, uint8_t *p, size_t want)
 
 static int truncated(struct frame_reader *r, const char *where)
 {
+	r->cut = true;
 	return bad_at(r, r->bytes, DS_DATA, "truncated: input ends %s", where);
 }
 
@@ -506,6 +508,11 @@ bool frame_reader_idle(const struct frame_reader *r)
 bool frame_reader_ended(const struct frame_reader *r)
 {
 	return r->ended;
+}
+
+bool frame_reader_cut(const struct frame_reader *r)
+{
+	return r->cut;
 }
 
 void frame_reader_polled(struct frame_reader *r, bool on)

@@ -22,6 +22,7 @@
 #include "base/time.h"
 
 enum { BACKLOG = 1024, FIRST_INHERITED = 3, PIPE_BYTES = 1 << 20 };
+#define TELL_NS ((int64_t)1000000000) /* of waiting, before it is said */
 
 static int inherited_fd = -1; /* taken from LISTEN_FDS: its socket file is not ours to remove */
 
@@ -346,9 +347,32 @@ static int try_all(const struct addr *a, const struct addrinfo *list, int64_t un
 	return fd;
 }
 
-int addr_connect(const struct addr *a, int64_t timeout_ns, int *fd, struct ds_err *err)
+/* Again and again; errno says why it gave up. */
+static int keep_trying(const struct addr *a, const struct addrinfo *list, int64_t timeout_ns,
+	void (*tell)(const struct addr *a))
 {
-	int64_t until = time_mono_ns() + timeout_ns, pause = 5000000;
+	int64_t now = time_mono_ns(), until = now + timeout_ns, told = now + TELL_NS, pause = 5000000;
+	int fd;
+
+	for (;;) {
+		/* What takes longer to connect than it takes to be told is begun again once. */
+		fd = try_all(a, list, tell && told < until ? told : until);
+		now = time_mono_ns();
+		if (fd >= 0 || (errno == ETIMEDOUT ? !tell || now >= until : errno != ECONNREFUSED &&
+			errno != ENOENT && errno != EAGAIN && errno != EINTR) || now + pause > until)
+			return fd;
+		if (tell && now >= told) {
+			tell(a);
+			tell = NULL;
+		}
+		nanosleep(&(struct timespec){ .tv_nsec = pause }, NULL);
+		pause = pause < 100000000 ? 2 * pause : 200000000;
+	}
+}
+
+int addr_connect_told(const struct addr *a, int64_t timeout_ns, void (*tell)(const struct addr *a), int *fd,
+	struct ds_err *err)
+{
 	struct addrinfo *list = NULL;
 	int rc = 0;
 
@@ -363,19 +387,16 @@ int addr_connect(const struct addr *a, int64_t timeout_ns, int *fd, struct ds_er
 	}
 	if (a->kind == ADDR_TCP)
 		rc = resolve(a, false, &list, err);
-	while (!rc) {
-		*fd = try_all(a, list, until);
-		if (*fd >= 0)
-			break;
-		if ((errno != ECONNREFUSED && errno != ENOENT && errno != EAGAIN && errno != EINTR) ||
-			time_mono_ns() + pause > until) {
-			rc = err_errno(err, DS_UNAVAILABLE, "cannot connect to '%s'", a->text);
-			break;
-		}
-		nanosleep(&(struct timespec){ .tv_nsec = pause }, NULL);
-		pause = pause < 100000000 ? 2 * pause : 200000000;
-	}
+	if (!rc)
+		*fd = keep_trying(a, list, timeout_ns, tell);
+	if (!rc && *fd < 0)
+		rc = err_errno(err, DS_UNAVAILABLE, "cannot connect to '%s'", a->text);
 	if (list)
 		freeaddrinfo(list);
 	return rc;
+}
+
+int addr_connect(const struct addr *a, int64_t timeout_ns, int *fd, struct ds_err *err)
+{
+	return addr_connect_told(a, timeout_ns, NULL, fd, err);
 }

@@ -28,6 +28,9 @@ int addr_listen(const struct addr *a, bool anywhere, int *fd, struct ds_err *err
 /* A connected non-blocking socket; retries refused or absent addresses until timeout_ns (services start in any
  * order). */
 int addr_connect(const struct addr *a, int64_t timeout_ns, int *fd, struct ds_err *err);
+/* The same; tell is called once when a second has gone by. */
+int addr_connect_told(const struct addr *a, int64_t timeout_ns, void (*tell)(const struct addr *a), int *fd,
+	struct ds_err *err);
 /* Where a TCP socket listens, as an address (port 0 was the kernel's choice); other sockets: "". */
 void addr_local(int fd, char *text, size_t cap);
 /* Closes; removes the socket file if addr_listen made it. */

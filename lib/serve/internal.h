@@ -80,6 +80,7 @@ struct stage {
 	const struct stage_ops *ops;
 	bool service;           /* many connections until a signal; else one stream */
 	bool connect, draining, busy, stop, finished;
+	bool working;           /* some connection waits for an answer */
 	int rc;                 /* of the run: the first error's */
 	struct ds_err err;      /* its text, "" if nothing is to be printed */
 	int64_t began, signalled, now, drain_by, accept_after;
@@ -122,6 +123,8 @@ bool source_due(struct source *src);                     /* a connection that ow
 bool source_wants(const struct source *src);                   /* to be read now */
 void source_fail(struct source *src, const struct ds_err *why); /* a bad stream, or a peer that has gone */
 void source_turn(struct source *src);                          /* whatever is due: finish, flush, linger, drop */
+bool source_idle(const struct source *src);                    /* nothing of it is running or half read */
+bool source_awaits(const struct source *src);                  /* an answer */
 void source_lost(struct source *src);                          /* gone without a word */
 void source_end(struct source *src, bool complete);            /* gone() once; routes are cancelled */
 

@@ -269,6 +269,25 @@ static void finish_peer(struct stage *st)
 	}
 }
 
+static bool working(const struct stage *st)
+{
+	for (const struct source *src = st->sources; src; src = src->next)
+		if (source_awaits(src))
+			return true;
+	return false;
+}
+
+/* Before the rest is cut. */
+static void end_idle(struct stage *st)
+{
+	for (struct source *src = st->sources; src; src = src->next)
+		if (source_idle(src)) {
+			sink_end(st, &src->own);
+			source_end(src, true);
+			src->state = SRC_LINGER;
+		}
+}
+
 /* Connections that have not got all their answers; those that only linger have. */
 static size_t unfinished(const struct stage *st)
 {
@@ -286,6 +305,8 @@ static void finish_service(struct stage *st)
 
 	if (!st->draining)
 		return;
+	if (st->now >= st->drain_by)
+		end_idle(st);
 	if (st->now >= st->drain_by && unfinished(st)) {
 		err_set(&why, DS_TEMP, "draining took too long: %zu connections are cut", unfinished(st));
 		for (struct source *src = st->sources; src; src = src->next)
@@ -313,8 +334,11 @@ static void turn(struct stage *st)
 {
 	if (st->connect)
 		peer_turn(st);
+	st->working = st->draining && working(st);
 	for (struct source *src = st->sources; src && !st->stop; src = src->next)
 		source_turn(src);
+	if (st->working && !working(st))
+		st->busy = true; /* a round more, for those that waited for it */
 	reap(st);
 	if (st->service)
 		finish_service(st);

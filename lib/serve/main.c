@@ -22,6 +22,15 @@ int stage_exit(const struct ds_err *err, int rc)
 	return rc;
 }
 
+int stage_operand(const struct opt_program *p, struct stage_options *io, int argc, char **argv, struct ds_err *err)
+{
+	if (argc > 1 || (argc && io->listen))
+		return err_set(err, DS_USAGE, "unexpected operand '%s'; try '%s --help'", argv[argc - 1], p->name);
+	if (argc)
+		io->input = argv[0];
+	return 0;
+}
+
 int stage_main(const struct opt_program *p, int argc, char **argv, struct stage_options *io,
 	int (*run)(struct ds_err *err))
 {
@@ -32,10 +41,8 @@ int stage_main(const struct opt_program *p, int argc, char **argv, struct stage_
 	rc = opt_parse(p, &argc, &argv, false, &err);
 	if (!rc)
 		rc = stage_log(p, io, &err);
-	if (!rc && argc == 1 && !io->listen)
-		io->input = argv[0];
-	else if (!rc && argc)
-		rc = err_set(&err, DS_USAGE, "unexpected operand '%s'; try '%s --help'", argv[argc - 1], p->name);
+	if (!rc)
+		rc = stage_operand(p, io, argc, argv, &err);
 	if (!rc)
 		rc = run(&err);
 	return stage_exit(&err, rc);

@@ -116,10 +116,15 @@ bool peer_elsewhere(const struct stage *st)
 	return st->down.hello_seen && st->down.hello.elsewhere;
 }
 
+static void tell_waiting(const struct addr *a)
+{
+	log_msg(LOG_WARN, "waiting for '%s'", a->text);
+}
+
 int peer_open(struct stage *st, struct ds_err *err)
 {
 	const struct stage_options *o = &st->cfg->opt;
-	int fd, rc = addr_connect(&st->connect_addr, CONNECT_NS, &fd, err);
+	int fd, rc = addr_connect_told(&st->connect_addr, CONNECT_NS, tell_waiting, &fd, err);
 
 	if (rc)
 		return rc;
@@ -152,17 +157,27 @@ void peer_hello(struct stage *st, const struct hello *input)
 	sink_hello(&st->down.sink, st, &h);
 }
 
+static void fail_route(struct stage *st, const struct route *r, const struct ds_err *why)
+{
+	struct ds_err err;
+
+	if (!st->cfg->raw_output)
+		send_error(st, r->src->answer, r->stream, r->id, true, why);
+	else if (st->ops->unanswered && st->ops->unanswered(st->cfg->ctx, r->src, r->stream, r->id, why, &err))
+		stage_abort(st, &err);
+}
+
 /* Every request that is not fully answered gets an error instead, whether the peer knows of it or not. */
 static void fail_routes(struct stage *st, const struct ds_err *why)
 {
 	struct ds_err each;
 
-	err_set(&each, DS_UNAVAILABLE, "%s", why->text);
+	err_set(&each, why->code == DS_TEMP ? DS_TEMP : DS_UNAVAILABLE, "%s", why->text);
 	for (size_t i = 0; i < st->route_cap; i++) {
 		struct route *r = &st->routes[i];
 
 		if (r->stream && r->src)
-			send_error(st, r->src->answer, r->stream, r->id, true, &each);
+			fail_route(st, r, &each);
 		if (r->stream && r->src && r->sent)
 			r->src->routes--;
 		r->stream = 0;
@@ -304,7 +319,8 @@ static bool routes_open(const struct stage *st)
 
 static int peer_said_end(struct stage *st, struct ds_err *err)
 {
-	err_set(err, DS_UNAVAILABLE, "'%s' ended without an answer", st->connect_addr.text);
+	err_set(err, DS_UNAVAILABLE, routes_open(st) ? "'%s' ended without an answer" :
+		"'%s' has ended the stream, it takes no more: try again elsewhere", st->connect_addr.text);
 	st->down.ended = true;
 	if (!st->down.sink.ended && st->draining && !routes_open(st))
 		return 0; /* we both drain, and it was sooner */
@@ -346,8 +362,10 @@ void peer_read(struct stage *st)
 			rc = ev == FRAME_HEAD ? peer_head(st, f, &err) : peer_body(st, f, &err);
 		frames += ev == FRAME_BODY;
 	}
-	if (rc == DS_IO) /* the network failed in whatever way: truncation like any other */
-		err.code = DS_DATA;
+	if (rc && frame_reader_cut(st->down.r)) { /* in whatever way: where it was is of little use */
+		log_msg(LOG_INFO, "%s", err.text);
+		err_set(&err, DS_UNAVAILABLE, "the connection to '%s' broke off", st->connect_addr.text);
+	}
 	if (rc)
 		peer_lost(st, &err);
 }

@@ -368,12 +368,23 @@ static void closing(struct source *src)
 	}
 }
 
+bool source_awaits(const struct source *src)
+{
+	return src->state == SRC_OPEN && (src->holds || (src->routes && !peer_elsewhere(src->st)));
+}
+
+bool source_idle(const struct source *src)
+{
+	return src->state == SRC_OPEN && !source_awaits(src) && !src->readable && src->r && frame_reader_idle(src->r);
+}
+
+/* While others' work goes on, a drain leaves idle connections open: what they ask is refused by name. */
 static void finish(struct source *src)
 {
 	struct stage *st = src->st;
-	bool idle = st->draining && !src->readable && src->r && frame_reader_idle(src->r);
+	bool over = st->draining && !st->working && source_idle(src);
 
-	if ((!src->input_done && !idle) || src->holds || (src->routes && !peer_elsewhere(st)))
+	if ((!src->input_done && !over) || source_awaits(src))
 		return;
 	sink_end(st, &src->own);
 	source_end(src, true);

@@ -108,6 +108,20 @@ int stage_forward(struct source *src, const struct frame *f)
 	return 0;
 }
 
+void stage_request_id(struct source *src, uint64_t stream, const char *id)
+{
+	struct stage *st = src->st;
+	struct route *r;
+
+	if (!st->connect || src->gone || st->down.lost)
+		return;
+	r = route_find(st, stream);
+	if (!r)
+		r = route_add(st, stream, src);
+	if (r && r->src == src)
+		snprintf(r->id, sizeof r->id, "%s", id);
+}
+
 int stage_error(struct source *src, uint64_t stream, const char *id, bool retryable, const struct ds_err *why)
 {
 	struct stage *st = src->st;

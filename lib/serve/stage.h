@@ -32,30 +32,34 @@ struct stage_options {
 	const char *log_format;
 };
 
-/* The rows of an option table for these, ready to be pasted in front of a program's own. */
-#define STAGE_OPTIONS(o) \
-	{ .name = "input", .letter = 'i', .arg = "FILE", .help = "read frames from FILE ('-': stdin)", .def = "-", \
+/* The rows of an option table for these, ready to be pasted in front of a program's own: of filters... */
+#define FILTER_OPTIONS(o) \
+	{ .name = "input", .letter = 'i', .arg = "FILE", .help = "read from FILE ('-': stdin)", .def = "-", \
 	  .type = OPT_STR, .dst = &(o).input }, \
 	{ .name = "output", .letter = 'o', .arg = "FILE", \
 	  .help = "write to FILE, renamed when complete ('-': stdout)", .type = OPT_STR, .dst = &(o).output }, \
 	{ .name = "force", .letter = 'f', .help = "overwrite FILE; write binary to a terminal", \
 	  .type = OPT_FLAG, .dst = &(o).force }, \
-	{ .name = "listen", .letter = 'l', .arg = "ADDR", .help = "serve on unix:PATH, tcp:HOST:PORT or fd:N", \
-	  .type = OPT_STR, .dst = &(o).listen, .env = true }, \
 	{ .name = "connect", .letter = 'c', .arg = "ADDR", .help = "send the output to ADDR, pass on what comes back", \
 	  .type = OPT_STR, .dst = &(o).connect, .env = true }, \
-	{ .name = "insecure", .help = "let --listen use a TCP address beyond loopback, without TLS", \
-	  .type = OPT_FLAG, .dst = &(o).anywhere }, \
 	{ .name = "max-frame", .arg = "SIZE", .help = "largest payload accepted", .def = "256M", \
 	  .type = OPT_SIZE, .dst = &(o).max_frame, .env = true }, \
-	{ .name = "ready-fd", .arg = "N", .help = "write a newline to descriptor N when serving", .def = "-1", \
-	  .type = OPT_INT, .dst = &(o).ready_fd, .min = -1, .max = 1 << 20 }, \
-	{ .name = "drain-timeout", .arg = "TIME", .help = "let running work finish this long after SIGTERM", \
-	  .def = "25s", .type = OPT_TIME, .dst = &(o).drain_ns, .env = true }, \
 	{ .name = "peer-timeout", .arg = "TIME", .help = "drop a peer that is silent in the middle of a request", \
 	  .def = "30s", .type = OPT_TIME, .dst = &(o).peer_ns, .env = true }, \
 	{ .name = "log-format", .arg = "text|json", .help = "how messages on stderr are written", .def = "text", \
 	  .type = OPT_STR, .dst = &(o).log_format, .env = true }
+
+/* ...and of what may be a service, too.  A filter sets ready_fd to -1 itself. */
+#define STAGE_OPTIONS(o) \
+	{ .name = "listen", .letter = 'l', .arg = "ADDR", .help = "serve on unix:PATH, tcp:HOST:PORT or fd:N", \
+	  .type = OPT_STR, .dst = &(o).listen, .env = true }, \
+	{ .name = "insecure", .help = "let --listen use a TCP address beyond loopback, without TLS", \
+	  .type = OPT_FLAG, .dst = &(o).anywhere }, \
+	{ .name = "ready-fd", .arg = "N", .help = "write a newline to descriptor N when serving", .def = "-1", \
+	  .type = OPT_INT, .dst = &(o).ready_fd, .min = -1, .max = 1 << 20 }, \
+	{ .name = "drain-timeout", .arg = "TIME", .help = "let running work finish this long after SIGTERM", \
+	  .def = "25s", .type = OPT_TIME, .dst = &(o).drain_ns, .env = true }, \
+	FILTER_OPTIONS(o)
 
 struct stage_ops {
 	/* A frame's head from src (HELLO and END are handled by the stage).  *dst may be set to memory for its
@@ -68,6 +72,10 @@ struct stage_ops {
 	/* Raw output (stage_config.raw_output): instead of head/frame answers being forwarded, the program writes
 	 * text with stage_write.  With -c the frames that come back are given to head and frame (src: whose request
 	 * they answer). */
+	/* Raw output with -c: the downstream peer was lost before it had answered this request; id: "" if it was not
+	 * read.  gone follows.  NULL: nobody asks. */
+	int (*unanswered)(void *ctx, struct source *src, uint64_t stream, const char *id, const struct ds_err *why,
+		struct ds_err *err);
 	/* The source is finished or lost: no callback for it follows; requests of a lost source (complete = false)
 	 * are to be dropped. */
 	void (*gone)(void *ctx, struct source *src, bool complete);
@@ -108,6 +116,8 @@ int stage_run(const struct stage_config *cfg, struct ds_err *err);
 int stage_send(struct source *src, unsigned type, uint64_t stream, const struct meta_builder *meta,
 	const struct iovec *iov, int n, bool hash);
 int stage_forward(struct source *src, const struct frame *f);
+/* The name of a request that the program makes itself, before it is sent: the stage says it where its peer is lost. */
+void stage_request_id(struct source *src, uint64_t stream, const char *id);
 /* An ERROR frame for one request: code, id (NULL: not known), message, retryable; one line on stderr too.  The run's
  * exit code becomes `code` in a filter. */
 int stage_error(struct source *src, uint64_t stream, const char *id, bool retryable, const struct ds_err *why);

@@ -25,6 +25,8 @@ struct token_options {
 	double temperature, top_p, min_p, repetition, presence, frequency;
 	int64_t top_k, seed, max_tokens, top_logprobs, n;
 	bool logprobs, ignore_eos;
+	bool generation_config;      /* defaults from the model's generation_config.json... */
+	bool (*given)(const char *option); /* ...for what was not given on the command line */
 };
 
 /* The tokenizer of a model and what the options say about every request. */
@@ -45,11 +47,15 @@ void tokenizing_close(struct tokenizing *x);
 int token_from_text(struct tokenizing *x, const char *text, size_t n, struct ids *ids, struct ds_err *err);
 int token_from_json(struct tokenizing *x, const char *json, size_t n, struct request *r, struct ids *ids,
 	struct ds_err *err);
+/* x->defaults from the model's generation_config.json, less options that were given.  DS_NOINPUT, DS_DATA. */
+int token_generation_config(struct tokenizing *x, struct ds_err *err);
 /* The chat prompt of a JSON array of messages, or of an object as above. */
 int token_render_json(struct tokenizing *x, const char *json, size_t n, struct buf *out, struct ds_err *err);
 /* The chat prompt of one message of the user. */
 int token_render_text(struct tokenizing *x, const char *text, size_t n, struct buf *out, struct ds_err *err);
 
+/* Token ids of requests are below this: the model's vocabulary, or else the tokenizer's. */
+uint64_t token_vocab(const struct tokenizing *x);
 /* One more stop string; DS_DATA where it cannot be one, or there are too many. */
 int token_add_stop(struct request *r, const char *p, size_t n, struct ds_err *err);
 

@@ -165,6 +165,8 @@ static void put_error(struct jw *w, const struct error_message *error)
 	jw_uint(w, error->code);
 	jw_key(w, "message");
 	jw_str(w, error->text);
+	jw_key(w, "retryable");
+	jw_bool(w, error->retryable);
 	jw_obj_end(w);
 }
 
@@ -249,12 +251,15 @@ static int finish(struct decode *d, struct source *src, struct answer *a, const 
 	return 0;
 }
 
-/* On stderr, and in the exit status. */
+/* On stderr, and in the exit status.  A stage that says the request's name itself is not repeated. */
 static void say(struct source *src, const struct answer *a, const char *id, const struct ds_err *why)
 {
 	struct ds_err named = *why;
+	char name[REQUEST_ID_MAX + 16];
+	int n = snprintf(name, sizeof(name), "request '%s'", id);
 
-	err_prefix(&named, "request '%s'", id);
+	if (strncmp(named.text, name, (size_t)n))
+		err_prefix(&named, "%s", name);
 	stage_error(src, a->stream, id, false, &named);
 }
 
@@ -406,7 +411,27 @@ static int on_error(struct decode *d, struct source *src, const struct frame *f,
 	if (d->connect) /* the stage has said it, and remembers the code */
 		return finish(d, src, a, id, NULL, &m);
 	err_set(&why, (int)m.code, "%s", m.text);
-	return fail(d, src, a, id, &why);
+	say(src, a, id, &why);
+	return finish(d, src, a, id, NULL, &m);
+}
+
+/* The peer is lost, which the stage says. */
+static int decode_unanswered(void *ctx, struct source *src, uint64_t stream, const char *id, const struct ds_err *why,
+	struct ds_err *err)
+{
+	struct decode *d = ctx;
+	char name[REQUEST_ID_MAX + 1];
+	struct error_message m;
+	struct answer *a = begin(d, src, stream, err);
+
+	if (!a)
+		return err->code;
+	snprintf(name, sizeof(name), "%s", id);
+	if (!*name)
+		name_of(NULL, stream, name);
+	error_of(a->failed ? a->failed : why, &m);
+	m.retryable = !a->failed;
+	return finish(d, src, a, name, NULL, &m) ? err_nomem(err, 64, "an answer") : 0;
 }
 
 static int decode_frame(void *ctx, struct source *src, struct frame *f, struct ds_err *err)
@@ -469,7 +494,8 @@ static void decode_gone(void *ctx, struct source *src, bool complete)
 	}
 }
 
-static const struct stage_ops decode_ops = { .frame = decode_frame, .hello = decode_hello, .gone = decode_gone };
+static const struct stage_ops decode_ops = { .frame = decode_frame, .hello = decode_hello,
+	.unanswered = decode_unanswered, .gone = decode_gone };
 
 int token_decode(struct tokenizing *x, const struct stage_config *stage, struct ds_err *err)
 {

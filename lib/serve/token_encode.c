@@ -5,6 +5,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/time.h"
 #include "base/utf8.h"
 #include "serve/token.h"
@@ -24,6 +25,7 @@ struct encode {
 	struct seen seen;
 	struct meta_builder *meta;
 	uint64_t max_frame;
+	bool warned;               /* of choices that will be the same */
 };
 
 static uint64_t *slot(const struct seen *s, uint64_t id)
@@ -72,6 +74,7 @@ static int send_request(struct encode *e, struct source *src, uint64_t stream, c
 	uint64_t shape = e->ids.n;
 	struct iovec iov = { .iov_base = e->ids.v, .iov_len = e->ids.n * sizeof(*e->ids.v) };
 
+	stage_request_id(src, stream, r->id);
 	meta_reset(e->meta);
 	request_put(e->meta, r);
 	meta_put_tensor(e->meta, "tokens", DT_U32, "token", &shape, 1, 0, NULL);
@@ -89,6 +92,16 @@ static int choose_seed(struct sampling *s, struct ds_err *err)
 		return err_errno(err, DS_OS, "cannot draw a seed");
 	s->seed >>= 11;
 	return 0;
+}
+
+/* Allowed, as it may be a script that varies the temperature; vLLM refuses it. */
+static void warn_same(struct encode *e, const struct request *r)
+{
+	if (e->warned || r->n < 2 || r->sampling.temperature > 0.0)
+		return;
+	e->warned = true;
+	log_msg(LOG_WARN, "request '%s': at temperature 0 its %llu answers are the same; give a --temperature", r->id,
+		(unsigned long long)r->n);
 }
 
 static int encode_one(struct encode *e, struct source *src, const char *text, size_t n, struct ds_err *err)
@@ -119,6 +132,7 @@ static int encode_one(struct encode *e, struct source *src, const char *text, si
 		err_prefix(&why, "line %zu", number + 1);
 	if (rc)
 		return stage_error(src, stream, r.id, false, &why);
+	warn_same(e, &r);
 	r.arrival_ns = (uint64_t)time_wall_ns();
 	return send_request(e, src, stream, &r);
 }
@@ -134,7 +148,7 @@ static bool blank(const char *p, size_t n)
 
 static int encode_line(struct encode *e, struct source *src, const char *p, size_t n, struct ds_err *err)
 {
-	if (e->x->o->jsonl && blank(p, n)) {
+	if (blank(p, n)) {
 		e->count++; /* lines are counted, so that messages name them as an editor does */
 		return 0;
 	}

@@ -4,7 +4,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "model/file.h"
 #include "serve/token.h"
+#include "serve/token_openai.h"
+
+enum { GENERATION_BYTES = 1 << 20 };
 
 struct parsed {
 	struct tokenizing *x;
@@ -163,6 +167,7 @@ static int key_generation(struct parsed *p, const char *key, const json_t *v)
 
 static int key_stop_ids(struct parsed *p, const char *key, const json_t *v)
 {
+	uint64_t vocab = token_vocab(p->x);
 	size_t n = json_array_size(v);
 
 	if (!json_is_array(v) || n > REQUEST_MAX_STOP_IDS)
@@ -170,7 +175,7 @@ static int key_stop_ids(struct parsed *p, const char *key, const json_t *v)
 	p->r->stop_id_count = 0;
 	for (size_t i = 0; i < n; i++) {
 		uint64_t id;
-		if (get_uint(p, key, json_array_get(v, i), UINT32_MAX, &id))
+		if (get_uint(p, key, json_array_get(v, i), vocab - 1, &id))
 			return p->err->code;
 		p->r->stop_ids[p->r->stop_id_count++] = (uint32_t)id;
 	}
@@ -198,7 +203,7 @@ static int key_stop(struct parsed *p, const char *key, const json_t *v)
 
 static int key_bias(struct parsed *p, const char *key, const json_t *v)
 {
-	uint64_t vocab = p->x->vocab ? p->x->vocab : tokenizer_vocab(p->x->t);
+	uint64_t vocab = token_vocab(p->x);
 	const char *name;
 	json_t *bias;
 	int64_t id;
@@ -258,16 +263,23 @@ static const struct { const char *key; key_fn *fn; bool nullable; } keys[] = {
 	{ "metadata", key_ignored, true }, { "model", key_ignored, true }, { "stream", key_ignored, true },
 };
 
-static int read_key(struct parsed *p, const char *key, const json_t *v)
+static bool passed_over(const struct parsed *p, const char *key)
 {
 	const struct opt_list *ignore = &p->x->o->ignore;
 
+	for (size_t i = 0; i < ignore->n; i++)
+		if (opt_listed(ignore->v[i], ',', key))
+			return true;
+	return false;
+}
+
+static int read_key(struct parsed *p, const char *key, const json_t *v)
+{
 	for (size_t i = 0; i < ARRAY_LEN(keys); i++)
 		if (!strcmp(key, keys[i].key))
 			return keys[i].nullable && json_is_null(v) ? 0 : keys[i].fn(p, key, v);
-	for (size_t i = 0; i < ignore->n; i++)
-		if (opt_listed(ignore->v[i], ',', key))
-			return 0;
+	if (passed_over(p, key) || openai_neutral_key(key)) /* which is looked at when all keys are read */
+		return 0;
 	return err_set(p->err, DS_DATA, "unknown key '%s' (--ignore %s passes over it)", key, key);
 }
 
@@ -285,6 +297,40 @@ static int settle_logprobs(struct parsed *p)
 	return 0;
 }
 
+/* What changes nothing; once all keys are read, as it may hang on another. */
+static int check_neutral(struct parsed *p, const json_t *o)
+{
+	const char *key;
+	json_t *v;
+
+	json_object_foreach((json_t *)(uintptr_t)o, key, v)
+		if (!passed_over(p, key) && openai_check_neutral(key, v, p->r->n, p->err))
+			return p->err->code;
+	return 0;
+}
+
+/* An array is told apart by what is in it: token ids, messages, or, as in OpenAI's completions, the prompt itself. */
+static int settle_prompt(struct parsed *p)
+{
+	const json_t *first = json_array_get(p->prompt, 0);
+
+	if (!json_is_array(p->prompt))
+		return 0;
+	if ((json_is_string(first) || json_is_array(first)) && json_array_size(p->prompt) > 1)
+		return err_set(p->err, DS_DATA, "'prompt' has %zu prompts, one a line is taken",
+			json_array_size(p->prompt));
+	if (json_is_string(first)) {
+		p->prompt = first;
+		return 0;
+	}
+	if (json_is_array(first) || json_is_integer(first))
+		p->prompt_ids = json_is_array(first) ? first : p->prompt;
+	else
+		p->messages = p->prompt;
+	p->prompt = NULL;
+	return 0;
+}
+
 static int read_object(struct parsed *p, const json_t *o)
 {
 	const char *key;
@@ -298,23 +344,16 @@ static int read_object(struct parsed *p, const json_t *o)
 	json_object_foreach((json_t *)(uintptr_t)o, key, v)
 		if (read_key(p, key, v))
 			return p->err->code;
-	if (settle_logprobs(p))
+	if (check_neutral(p, o) || settle_logprobs(p))
 		return p->err->code;
 	if (!p->prompt + !p->prompt_ids + !p->messages != 2)
 		return err_set(p->err, DS_DATA, "one of 'prompt', 'prompt_ids' and 'messages' is needed");
-	if (json_is_array(p->prompt)) { /* told apart by what is in it */
-		if (json_is_integer(json_array_get(p->prompt, 0)))
-			p->prompt_ids = p->prompt;
-		else
-			p->messages = p->prompt;
-		p->prompt = NULL;
-	}
-	return 0;
+	return settle_prompt(p);
 }
 
 static int ids_of(struct parsed *p, const json_t *list, struct ids *ids)
 {
-	uint64_t id, vocab = p->x->vocab ? p->x->vocab : tokenizer_vocab(p->x->t);
+	uint64_t id, vocab = token_vocab(p->x);
 	const json_t *v;
 	size_t i;
 
@@ -348,8 +387,8 @@ static json_t *with_system(struct parsed *p, const json_t *messages)
 
 static int render(struct parsed *p, struct buf *out)
 {
+	json_t *messages, *plain;
 	const json_t *m;
-	json_t *messages;
 	size_t i;
 	int rc;
 
@@ -358,7 +397,11 @@ static int render(struct parsed *p, struct buf *out)
 	json_array_foreach(p->messages, i, m)
 		if (!json_is_string(json_object_get(m, "role")))
 			return err_set(p->err, DS_DATA, "message %zu has no 'role'", i);
-	messages = with_system(p, p->messages);
+	plain = openai_plain_messages(p->messages, p->err);
+	if (!plain)
+		return p->err->code;
+	messages = with_system(p, plain);
+	json_decref(plain);
 	if (!messages)
 		return err_set(p->err, DS_DATA, "the system prompt is not UTF-8");
 	rc = chat_render(p->x->t, messages, !p->no_generation_prompt, p->vars, out, p->err);
@@ -428,5 +471,39 @@ int token_render_json(struct tokenizing *x, const char *json, size_t n, struct b
 		rc = render(&p, out);
 	json_decref(root);
 	json_decref(p.vars);
+	return rc;
+}
+
+/* ---- the model's own defaults ---- */
+
+static const struct { const char *key, *option; key_fn *fn; bool drawn; } generation[] = {
+	{ "temperature", "temperature", key_temperature, true }, { "top_p", "top-p", key_top_p, true },
+	{ "top_k", "top-k", key_top_k, true }, { "min_p", "min-p", key_min_p, true },
+	{ "repetition_penalty", "repetition-penalty", key_repetition, false },
+};
+
+int token_generation_config(struct tokenizing *x, struct ds_err *err)
+{
+	struct parsed p = { .x = x, .r = &x->defaults, .err = err };
+	struct text t;
+	json_t *root;
+	int rc = file_read(x->o->model, "generation_config.json", GENERATION_BYTES, &t, err);
+	bool greedy;
+
+	if (rc)
+		return rc;
+	root = parse(t.p, t.n, err);
+	rc = !root ? err->code : json_is_object(root) ? 0 : err_set(err, DS_DATA, "no JSON object");
+	greedy = json_is_false(json_object_get(root, "do_sample"));
+	for (size_t i = 0; !rc && i < ARRAY_LEN(generation); i++) {
+		const json_t *v = json_object_get(root, generation[i].key);
+
+		if (v && !json_is_null(v) && !(generation[i].drawn && greedy) && !x->o->given(generation[i].option))
+			rc = generation[i].fn(&p, generation[i].key, v);
+	}
+	if (rc)
+		err_prefix(err, "'%s'", t.path);
+	json_decref(root);
+	file_free(&t);
 	return rc;
 }

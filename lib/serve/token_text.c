@@ -128,6 +128,28 @@ static int set_defaults(struct tokenizing *x, struct ds_err *err)
 	return 0;
 }
 
+uint64_t token_vocab(const struct tokenizing *x)
+{
+	return x->vocab ? x->vocab : tokenizer_vocab(x->t);
+}
+
+/* Ids of options that no token has. */
+static int check_ids(const struct tokenizing *x, struct ds_err *err)
+{
+	const struct request *r = &x->defaults;
+	unsigned long long vocab = token_vocab(x);
+
+	for (size_t i = 0; i < r->stop_id_count; i++)
+		if (r->stop_ids[i] >= vocab)
+			return err_set(err, DS_USAGE, "--stop-id: %u is not below %llu, the vocabulary of '%s'",
+				r->stop_ids[i], vocab, x->o->model);
+	for (size_t i = 0; i < r->sampling.bias_count; i++)
+		if (r->sampling.bias[i].id >= vocab)
+			return err_set(err, DS_USAGE, "--logit-bias: token %u is not below %llu, the vocabulary of "
+				"'%s'", r->sampling.bias[i].id, vocab, x->o->model);
+	return 0;
+}
+
 /* The vocabulary that the model states; a folder with a tokenizer only has none. */
 static int read_vocab(struct tokenizing *x, struct ds_err *err)
 {
@@ -161,6 +183,10 @@ int tokenizing_open(struct tokenizing *x, const struct token_options *o, struct 
 		rc = tokenizer_open(&x->t, o->model, err);
 	if (!rc)
 		rc = read_vocab(x, err);
+	if (!rc)
+		rc = check_ids(x, err);
+	if (!rc && o->generation_config)
+		rc = token_generation_config(x, err);
 	if (rc)
 		tokenizing_close(x);
 	return rc;

@@ -270,16 +270,19 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import dsf
 a, b = int(sys.argv[2]), int(sys.argv[3])
-w = dsf.Writer(open("frames", "wb"))
+out = open("frames", "wb")
+w = dsf.Writer(out)
 w.hello()
 def token(index, choice, id, **more):
     w.write(5, 7, {"index": index, "id": id, "choice": choice, **more})
     return w.bytes
 token(0, 0, a), token(0, 1, b)
-print(token(1, 1, b), token(1, 0, a, finish_reason="length"))
+seen = token(1, 1, b), token(1, 0, a, finish_reason="length")
 token(2, 1, b, finish_reason="length")
 w.write(6, 7, {"id": "a", "finish_reason": "length", "usage": {"prompt": 1, "completion": 5}})
-w.end()' "$DS_ROOT/tests/bats" "$(ids a)" "$(ids b)")
+w.end()
+out.close() # before the sizes are said
+print(*seen)' "$DS_ROOT/tests/bats" "$(ids a)" "$(ids b)")
 	head -c "$one" frames >&7
 	wait_text 'a'
 	tail -c "+$((one + 1))" frames | head -c "$((two - one))" >&7

@@ -111,6 +111,7 @@ assert m["max_tokens"] == 4 and m["stop_ids"] == [8] and m["ignore_eos"] is True
 		{"prompt": "a", "n": 0}|'n'
 		{"prompt": "a", "n": 129}|'n'
 		{"prompt": "a", "n": 1.0}|'n'
+		{"prompt": "a", "stop_token_ids": [1024]}|'stop_token_ids' is not a whole number from 0 to 1023
 		{"prompt": "a", "stop_token_ids": [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}|'stop_token_ids'
 		{"prompt": "a", "stop": 5}|'stop'
 		{"prompt": "a", "stop": ["x", null]}|'stop'
@@ -149,19 +150,24 @@ assert m["max_tokens"] == 4 and m["stop_ids"] == [8] and m["ignore_eos"] is True
 @test "bad usage: 64" {
 	refused 64 'sub-command' ds-token -m "$DS_MODEL"
 	refused 64 "'encrypt'" ds-token -m "$DS_MODEL" encrypt
-	refused 64 "'more'" ds-token -m "$DS_MODEL" encode more
+	refused 64 "unexpected operand 'more'" ds-token -m "$DS_MODEL" encode text more
+	refused 66 "cannot open 'nowhere'" ds-token -m "$DS_MODEL" encode nowhere
 	refused 64 '--lines' ds-token -m "$DS_MODEL" encode --lines --jsonl </dev/null
 	refused 64 '--system' ds-token -m "$DS_MODEL" encode --system x </dev/null
 	refused 64 'top-p' ds-token -m "$DS_MODEL" encode --top-p 0 </dev/null
 	refused 64 'stop-id' ds-token -m "$DS_MODEL" encode --stop-id x </dev/null
 	refused 64 '--var' ds-token -m "$DS_MODEL" encode --var x </dev/null
 	refused 64 '--id' ds-token -m "$DS_MODEL" encode --id '' </dev/null
-	refused 64 'listen' ds-token -m "$DS_MODEL" encode -l "unix:$PWD/s" </dev/null
+	for option in --listen=unix:s --ready-fd=3 --drain-timeout=3 --insecure; do # it is never a service
+		refused 64 "unknown option '${option}'" ds-token -m "$DS_MODEL" encode "$option" </dev/null || return 1
+	done
+	refused 64 "--stop-id: 1024 is not below 1024" ds-token -m "$DS_MODEL" encode --stop-id 1023 --stop-id 1024 </dev/null
+	refused 64 "--logit-bias: token 99999 is not below 1024" ds-token -m "$DS_MODEL" encode --logit-bias 99999=1 </dev/null
 }
 
 @test "empty text and text that is no UTF-8: 65" {
 	refused 65 'the prompt is empty' ds-token -m "$DS_MODEL" encode </dev/null
-	refused 65 'line 2: the prompt is empty' ds-token -m "$DS_MODEL" encode --lines <<<$'a\n\nb'
+	refused 65 'the prompt is empty' ds-token -m "$DS_MODEL" encode <<<''
 	printf 'ab\377' >bad
 	refused 65 'offset 2' ds-token -m "$DS_MODEL" encode -i bad
 	refused 65 'offset 2' ds-token -m "$DS_MODEL" encode --chat -i bad
@@ -245,13 +251,13 @@ assert b["text"] == "a\"b" and b["finish_reason"] == "length" and "logprobs" not
 	run -0 "$PYTHON" -c '
 import json
 a, b = map(json.loads, open("lines"))
-assert a["text"] == "one" and a["finish_reason"] == "error" and a["error"] == {"code": 75, "message": "no room"}, a
+assert a["text"] == "one" and a["finish_reason"] == "error" and a["error"] == {"code": 75, "message": "no room", "retryable": False}, a
 assert b["text"] == "two" and b["finish_reason"] == "stop", b'
 }
 
 @test "decode: the name of a failed request is known although the frame does not say it" {
 	local status=0
-	printf '%s\n' 'a' '' | { token encode --lines 2>/dev/null || true; } | "$PYTHON" -c '
+	printf 'a\n\377\n' | { token encode --lines 2>/dev/null || true; } | "$PYTHON" -c '
 import sys
 sys.path.insert(0, sys.argv[1])
 import dsf
@@ -261,7 +267,7 @@ for kind, flags, stream, seq, meta, data in dsf.read_frames("-"):
         w.write(kind, stream, meta)
 w.write(15, 0, {"frames": w.seq, "bytes": w.bytes})' "$DS_ROOT/tests/bats" >frames
 	token decode <frames >text 2>err || status=$?
-	check_refusal 65 "request 'r1': line 2: the prompt is empty" "$status" err 'an error of encode'
+	check_refusal 65 "request 'r1': line 2: " "$status" err 'an error of encode'
 }
 
 @test "decode: input that is cut: what came is shown, 65" {

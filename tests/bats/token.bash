@@ -62,7 +62,7 @@ for o in lines:
         w.write(6, stream, {"id": o["id"], "finish_reason": o["done"], "usage": usage, "prefill_ns": 1, "decode_ns": 1,
                             **({"choices": o["choices"]} if "choices" in o else {})})
     if "error" in o:
-        w.write(7, stream, {"id": o["id"], "code": o.get("code", 65), "message": o["error"], "retryable": False})
+        w.write(7, stream, {"id": o["id"], "code": o.get("code", 65), "message": o["error"], "retryable": o.get("retryable", False)})
     if "cancel" in o:
         w.write(8, stream, {})
     cut = cut or "cut" in o

@@ -352,6 +352,37 @@ static void test_slow_reader(void)
 	finish(pid);
 }
 
+/* Nobody waits for an idle client, nor is it cut with those whose work takes too long. */
+static void test_drain_idle(const char *address)
+{
+	pid_t pid = serve_for(address, NULL, 20);
+	struct client late, idle;
+	unsigned count[FRAME_TYPE_COUNT];
+	uint64_t code = 0;
+
+	client_open(&idle, address);
+	say_hello(&idle, "m");
+	listen_to(&idle, FRAME_HELLO, count, NULL);
+	kill(pid, SIGTERM);
+	tap_ok(listen_to(&idle, 0, count, NULL) == 0 && count[FRAME_END] == 1, "nothing runs: END at once");
+	client_close(&idle);
+	tap_is_int(finish(pid), 0, "and 0");
+	pid = serve_at(address, NULL);
+	client_open(&idle, address);
+	client_open(&late, address);
+	say_hello(&idle, "m");
+	say_hello(&late, "m");
+	ask(&late, 1, 1 << 30, 0);
+	listen_to(&late, FRAME_TOKEN, count, NULL);
+	kill(pid, SIGTERM);
+	tap_ok(listen_to(&late, FRAME_ERROR, count, &code) == 0 && code == DS_TEMP, "work that takes too long: 75");
+	tap_ok(listen_to(&idle, 0, count, NULL) == 0 && count[FRAME_END] == 1 && count[FRAME_ERROR] == 0,
+		"for an idle connection END");
+	client_close(&idle);
+	client_close(&late);
+	tap_is_int(finish(pid), DS_TEMP, "75");
+}
+
 static void test_drain(void)
 {
 	const char *address = socket_address("drain");
@@ -370,16 +401,23 @@ static void test_drain(void)
 	ask(&busy, 1, 60, 1 << 20);
 	listen_to(&busy, FRAME_TOKEN, count, NULL);
 	kill(pid, SIGTERM);
-	tap_ok(listen_to(&idle, 0, count, NULL) == 0 && count[FRAME_END] == 1, "draining: an idle connection gets END");
-	client_close(&idle);
+	nanosleep(&(struct timespec){ .tv_nsec = 100000000 }, NULL);
+	ask(&idle, 3, 5, 0);
+	tap_ok(listen_to(&idle, FRAME_ERROR, count, &code) == 0 && code == DS_TEMP && count[FRAME_END] == 0,
+		"draining: an idle connection that asks is refused with 75");
+	code = 0;
 	ask(&busy, 2, 5, 0);
 	tap_ok(addr_parse(address, &a, &err) == 0 && addr_connect(&a, 1, &fd, &err) == DS_UNAVAILABLE,
 		"new connections are not taken");
 	tap_ok(listen_to(&busy, FRAME_DONE, count, &code) == 0 && count[FRAME_TOKEN] == 59, "running work is finished");
 	tap_ok((count[FRAME_ERROR] && code == DS_TEMP) || (listen_to(&busy, 0, count, &code) == 0 && code == DS_TEMP),
 		"new requests are refused with 75");
+	tap_ok(listen_to(&idle, 0, count, NULL) == 0 && count[FRAME_END] == 1 && count[FRAME_ERROR] == 0,
+		"and gets END when the work is done");
+	client_close(&idle);
 	client_close(&busy);
 	tap_is_int(finish(pid), 0, "drained: 0");
+	test_drain_idle(address);
 	pid = serve_for(address, NULL, 20);
 	client_open(&late, address);
 	say_hello(&late, "m");
@@ -425,7 +463,7 @@ static void test_connect(void)
 	pid = start(o, in, out, -1, true);
 	nanosleep(&(struct timespec){ .tv_nsec = 300000000 }, NULL);
 	kill(service, SIGKILL);
-	tap_is_int(finish(pid), DS_DATA, "the loss of the service is truncation: 65");
+	tap_is_int(finish(pid), DS_UNAVAILABLE, "the loss of the service: 69");
 	count_output(out, count, &rc);
 	tap_ok(rc == DS_DATA && count[FRAME_ERROR] == 2 && count[FRAME_END] == 0,
 		"with an error for every open request, without END");
@@ -476,7 +514,7 @@ static void test_middle(void)
 	tap_ok(listen_to(&twin, 0, count, NULL) == 0 && count[FRAME_END] == 1, "idle clients get END");
 	client_close(&c[0]);
 	client_close(&twin);
-	tap_is_int(finish(mid), DS_DATA, "and the middle drains and ends with 65");
+	tap_is_int(finish(mid), DS_UNAVAILABLE, "and the middle drains and ends with 69");
 }
 
 static void test_one_stream(void)
