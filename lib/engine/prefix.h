@@ -2,8 +2,8 @@
  * Prefixes that were computed before: complete KV blocks of prompts, kept in the pool and found again by their tokens.
  *
  * A block's key is a hash chained over its parent's key and its 64 token ids; its tokens are compared, too, so that a
- * collision can never give wrong KV.  With MTP the token that follows the block is part of the key: the layer's entry 63
- * depends on it.  Only blocks of prompts come here, computed in the expanded form: by law 2 they are the bits that
+ * collision can never give wrong KV.  With MTP the token that follows the block is part of the key: the layer's entry
+ * 63 depends on it.  Only blocks of prompts come here, computed in the expanded form: by law 2 they are the bits that
  * computing them again would give.  The least recently used block goes when the pool has no other, those without a
  * continuation first.  Not thread-safe.
  */

@@ -28,8 +28,8 @@ struct decode_options {
 	bool always;         /* even where it does not pay */
 };
 
-/* The work's max_rows is a step's budget, above max_batch and with drafts at least max_batch + MTP_PENDING; its max_logits
- * at least max_batch * (1 + drafts). */
+/* The work's max_rows is a step's budget, above max_batch and with drafts at least max_batch + MTP_PENDING; its
+ * max_logits at least max_batch * (1 + drafts). */
 int decode_new(struct decode **d, struct work *w, const struct decode_options *o, struct ds_err *err);
 /* At the end of a run: says what speculation did. */
 void decode_report(const struct decode *d);

@@ -33,7 +33,8 @@ static int on_hello(void *ctx, struct source *src, const struct hello *h, struct
 
 	if (h->kv.type == DT_NONE || h->mtp || !d->w->mtp)
 		return 0;
-	return err_set(err, DS_PROTO, "'%s' hands over KV with 0 MTP layers, here it is 1: give --mtp to ds-prefill, too",
+	return err_set(err, DS_PROTO,
+		"'%s' hands over KV with 0 MTP layers, here it is 1: give --mtp to ds-prefill, too",
 		source_name(src));
 }
 

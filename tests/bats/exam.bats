@@ -13,6 +13,7 @@ setup() {
 # sit WEIGHTS MODEL: skill by skill not more than one answer below the share that the reference solves, on the whole not more than a
 # point; of the drafts at least 99 % are the model's next token (the reference: bf16 99.84 %, fp8 99.83 %).
 sit() {
+	# shellcheck disable=SC2034 # `limited` reads it
 	LIMIT=150
 	limited ds-token -m "$2" encode --jsonl --ignore answer,skill,language <"$EVAL/problems.jsonl" | limited ds-prefill -m "$2" --mtp |
 		limited ds-decode -m "$2" --mtp 1 --mtp-always 2>said >stream

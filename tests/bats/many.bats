@@ -20,6 +20,7 @@ setup_file() {
 setup() {
 	cd "$BATS_TEST_TMPDIR" || return 1
 	ln -s "$BATS_FILE_TMPDIR"/{requests,quarter,alone,alone.quarter} .
+	# shellcheck disable=SC2034 # `limited` reads it
 	LIMIT=200
 }
 

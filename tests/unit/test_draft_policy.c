@@ -65,12 +65,14 @@ static void test_does_not_pay(void)
 	struct draft_policy p = { 0 };
 	struct outcome o = live(&p, &bad, 60);
 
-	tap_ok(o.verdicts == 1 && o.news == 1 && fabs(o.ratio - 1.2 / 1.5) < 0.08, "where it does not pay it ends soon, and says why: %.2f",
+	tap_ok(o.verdicts == 1 && o.news == 1 && fabs(o.ratio - 1.2 / 1.5) < 0.08,
+		"where it does not pay it ends soon, and says why: %.2f",
 		o.ratio);
 	o = live(&p, &bad, 900);
 	tap_ok(o.drafted == 0, "for a good while no step has drafts");
 	o = live(&p, &bad, 2000);
-	tap_ok(o.drafted > 0 && o.drafted < 150 && o.verdicts >= 1 && !o.news, "then it is tried again (%zu of 2000)", o.drafted);
+	tap_ok(o.drafted > 0 && o.drafted < 150 && o.verdicts >= 1 && !o.news, "then it is tried again (%zu of 2000)",
+		o.drafted);
 	p = (struct draft_policy){ .always = true };
 	o = live(&p, &bad, 2000);
 	tap_ok(o.verdicts == 0 && o.drafted > 1900, "unless it is to speculate always");
@@ -125,7 +127,8 @@ static void test_nothing(void)
 	tap_ok(speedup(&p) < 0.0, "nor without a step that had drafts");
 	for (size_t i = 0; i < 200; i++)
 		draft_timed(&p, 1, true, 1, 0, &ratio, &again);
-	tap_ok(draft_summary(&p, &tokens, &cost) && isfinite(tokens) && isfinite(cost), "a clock that stands still breaks nothing");
+	tap_ok(draft_summary(&p, &tokens, &cost) && isfinite(tokens) && isfinite(cost),
+		"a clock that stands still breaks nothing");
 }
 
 int main(void)

@@ -87,15 +87,16 @@ static void test_576_rows(void)
 			double want = 0, size = 0;
 
 			for (size_t c = 0; c < COLS; c++) {
-				double t = (double)x[m * COLS + c] * e4m3_to_f32(((const uint8_t *)w.data)[r * COLS + c]) *
-					w.scale[r / 128 * w.scale_ld + c / 128];
+				double code = e4m3_to_f32(((const uint8_t *)w.data)[r * COLS + c]);
+				double t = (double)x[m * COLS + c] * code * w.scale[r / 128 * w.scale_ld + c / 128];
 
 				want += t;
 				size += fabs(t);
 			}
 			worst = fmax(worst, isnan(y[m * ROWS + r]) ? INFINITY : fabs(y[m * ROWS + r] - want) / size);
 		}
-	tap_ok(worst < 1e-6, "576 x 7168 with scales 5 x 56: as dequantised first, error %.2g of the sum of |terms|", worst);
+	tap_ok(worst < 1e-6, "576 x 7168 with scales 5 x 56: as dequantised first, error %.2g of the sum of |terms|",
+		worst);
 	free(x);
 	free(y);
 	fp8_free(&w);
@@ -157,6 +158,7 @@ static void test_many_experts(void)
 {
 	static const size_t counts[] = { 1, 160, 256, 384, 512 };
 	static float logits[512];
+	const double two[2] = { 1 / (1 + exp(-10)), 1 / (1 + exp(10)) }, one = 1;
 	size_t good = 0;
 
 	for (size_t i = 0; i < ARRAY_LEN(counts); i++) {
@@ -167,7 +169,7 @@ static void test_many_experts(void)
 		memset(logits, 0, sizeof(logits));
 		logits[want[1]] = 20;
 		logits[want[0]] = 30;
-		good += routed(&r, logits, want, n > 1 ? (double[]){ 1 / (1 + exp(-10)), 1 / (1 + exp(10)) } : (double[]){ 1 });
+		good += routed(&r, logits, want, n > 1 ? two : &one);
 	}
 	tap_is_int((long long)good, ARRAY_LEN(counts), "1, 160, 256, 384 and 512 experts: the last one can be chosen");
 }
@@ -219,7 +221,8 @@ static size_t wrong_digits(struct tokenizer *t, const char *digits)
 		const char *p;
 		size_t len, want = n - 3 * i < 3 ? n - 3 * i : 3;
 
-		wrong += !tokenizer_bytes(t, ids.v[i], false, &p, &len) || len != want || memcmp(p, digits + 3 * i, len) != 0;
+		wrong += !tokenizer_bytes(t, ids.v[i], false, &p, &len) || len != want ||
+			memcmp(p, digits + 3 * i, len) != 0;
 	}
 	ids_free(&ids);
 	return wrong;
@@ -239,7 +242,8 @@ static void test_digits(struct tokenizer *t, const char *what)
 		digits[n] = 0;
 		wrong += wrong_digits(t, digits);
 	}
-	tap_ok(wrong == 0 && !wrong_digits(t, "501"), "%s: numbers of 1 to 7 digits are cut into threes from the left", what);
+	tap_ok(wrong == 0 && !wrong_digits(t, "501"),
+		"%s: numbers of 1 to 7 digits are cut into threes from the left", what);
 }
 
 int main(void)

@@ -1,4 +1,4 @@
-/* Prefixes that were computed before: found by their tokens alone, shared, given up oldest first, never while in use. */
+/* Prefixes that were computed before: found by their tokens alone, shared, given up oldest first and never in use. */
 #include "engine/prefix.h"
 
 #include "base/random.h"
@@ -22,7 +22,8 @@ static void close_rig(struct rig *r)
 	size_t idle = r->pool->idle, used = r->pool->used, kept = prefix_blocks(r->cache);
 
 	prefix_free(r->cache);
-	tap_ok(idle == used && kept == used && r->pool->used == 0, "nothing is in use at the end, the cache gives all back");
+	tap_ok(idle == used && kept == used && r->pool->used == 0,
+		"nothing is in use at the end, the cache gives all back");
 	kv_pool_free(r->pool);
 }
 
@@ -95,7 +96,8 @@ static void test_hits(void)
 	}
 	/* the second block's tokens at the beginning of a prompt */
 	wrong += prefix_take(r.cache, &s, a + KV_BLOCK, 200) != 0;
-	tap_is_int((long long)wrong, 0, "a block is found where all tokens before and in it are the same, and only there");
+	tap_is_int((long long)wrong, 0,
+		"a block is found where all tokens before and in it are the same, and only there");
 	close_rig(&r);
 }
 
@@ -118,7 +120,8 @@ static void test_next_token(void)
 		kv_seq_clear(&s, r.pool);
 	}
 	tap_ok(hit[0] == 0 && hit[1] == 64 && hit[2] == 256 && hit[3] == 64,
-		"with MTP a block is found by the token behind it, too (%zu, %zu, %zu, %zu)", hit[0], hit[1], hit[2], hit[3]);
+		"with MTP a block is found by the token behind it, too (%zu, %zu, %zu, %zu)", hit[0], hit[1], hit[2],
+			hit[3]);
 	tap_is_int((long long)wrong, 0, "so that every block is the one that would be computed");
 	close_rig(&r);
 }
@@ -149,7 +152,8 @@ static void test_twins(void)
 	tap_ok(kv_seq_reserve(&u, r.pool, 4 * KV_BLOCK) && !kv_seq_reserve(&u, r.pool, 5 * KV_BLOCK),
 		"what counts as available can be had, nothing more");
 	kv_seq_clear(&t, r.pool);
-	tap_ok(kv_pool_available(r.pool) == 5 && kv_seq_reserve(&u, r.pool, 9 * KV_BLOCK) && prefix_blocks(r.cache) == 0,
+	tap_ok(kv_pool_available(r.pool) == 5 && kv_seq_reserve(&u, r.pool, 9 * KV_BLOCK) &&
+		prefix_blocks(r.cache) == 0,
 		"idle blocks make way to the last one, children before their parents");
 	kv_seq_clear(&u, r.pool);
 	close_rig(&r);
@@ -173,7 +177,8 @@ static void test_order(void)
 	kv_seq_clear(&s, r.pool);
 	run(&r, &s, ids[2], 129, false, &wrong); /* three blocks, two are free */
 	kv_seq_clear(&s, r.pool);
-	tap_ok(prefix_take(r.cache, &s, ids[1], 129) == 64, "the end of the prefix that was used least recently went first");
+	tap_ok(prefix_take(r.cache, &s, ids[1], 129) == 64,
+		"the end of the prefix that was used least recently went first");
 	kv_seq_clear(&s, r.pool);
 	tap_ok(prefix_take(r.cache, &s, ids[0], 129) == 128, "one used since then is there");
 	tap_ok(kv_seq_reserve(&u, r.pool, 4 * KV_BLOCK) && !kv_seq_reserve(&u, r.pool, 5 * KV_BLOCK) &&
@@ -212,17 +217,19 @@ static void test_random(bool mtp)
 
 			n[i] = 1 + random_bits(7, 4 * k + 2) % MOST;
 			for (size_t b = 0; b < n[i]; b++) /* three ways to go on after each half block */
-				ids[i][b] = (uint32_t)random_bits(11, (k % 5 + b / 32) * 3 + random_bits(13, k / 9 + b / 32) % 3);
+				ids[i][b] = (uint32_t)random_bits(11, (k % 5 + b / 32) * 3 +
+					random_bits(13, k / 9 + b / 32) % 3);
 			hit = run(&r, &s[i], ids[i], n[i], mtp, &wrong);
 			hits += hit != SIZE_MAX && hit > 0;
-			if (hit == SIZE_MAX) { /* what is to be had is counted rightly: less than it needs, with what it has */
+			if (hit == SIZE_MAX) { /* what there is was given and is not enough */
 				failed += kv_pool_available(r.pool) != 0;
 				kv_seq_clear(&s[i], r.pool);
 				n[i] = 0;
 			}
 		}
 	}
-	tap_ok(wrong == 0 && failed == 0 && hits > 500, "%s: %zu hits, %zu wrong blocks, %zu times available ones were not",
+	tap_ok(wrong == 0 && failed == 0 && hits > 500,
+		"%s: %zu hits, %zu wrong blocks, %zu times available ones were not",
 		mtp ? "with MTP" : "without", hits, wrong, failed);
 	for (size_t i = 0; i < SEQS; i++) {
 		kv_seq_clear(&s[i], r.pool);
