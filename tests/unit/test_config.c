@@ -97,6 +97,7 @@ static void mutate(const char *field, const char *value, const char *want)
 	json_decref(root);
 }
 
+/* A fault of others: where the gating function or the way of choosing was not stated, one was assumed. */
 static void test_missing(void)
 {
 	static const char *const needed[] = {
@@ -334,6 +335,7 @@ static void test_rope(void)
 	st_close(&f);
 }
 
+/* A fault of others: mscale and mscale_all_dim taken for one another, their square left out of the softmax scale. */
 static void test_scales(void)
 {
 	json_error_t je;

@@ -120,6 +120,7 @@ static void random_text(struct rng *r, struct buf *out)
 	}
 }
 
+/* A fault of others: spaces lost, or the alphabet of the byte level shown. */
 static void check_round_trip(struct tokenizer *t, const char *what, uint64_t seed, size_t count)
 {
 	struct rng r = { .seed = seed };
