@@ -14,11 +14,6 @@ void draft_remember(struct decode *d, struct job *j, const float *hidden)
 
 	if (!j->h)
 		return;
-	if (j->pending == MTP_PENDING) { /* too many entries are lacking */
-		free(j->h);
-		j->h = NULL;
-		return;
-	}
 	memcpy(j->h + j->pending * n, hidden, n * sizeof(*j->h));
 	j->next[j->pending++] = j->token;
 }
@@ -72,6 +67,28 @@ static size_t next_pass(struct decode *d, size_t n, size_t k, struct segment *se
 				.absorbed = true, .want_logits = 1 };
 	}
 	return count;
+}
+
+int draft_catch_up(struct decode *d, size_t n, struct ds_err *err)
+{
+	struct segment *segs = d->w->mtp_segs;
+	size_t count = 0;
+	int rc = 0;
+
+	for (size_t i = 0; i <= n && !rc; i++) {
+		struct job *j = i < n ? d->stepping[i] : NULL;
+
+		if (count && (!j || (count + 1) * MTP_PENDING > d->w->max_rows)) {
+			rc = engine_mtp(d->w->engine, segs, count, err);
+			count = 0;
+		}
+		if (!j || j->state != JOB_READY || j->rows > 1 || !j->h || j->pending < MTP_PENDING)
+			continue;
+		segs[count++] = (struct segment){ .kv = &j->kv, .tokens = j->next, .h = j->h, .rows = j->pending,
+			.stream = j->g->stream + j->choice, .absorbed = true };
+		j->pending = 0;
+	}
+	return rc;
 }
 
 int draft(struct decode *d, size_t n, struct ds_err *err)

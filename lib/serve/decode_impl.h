@@ -59,7 +59,7 @@ struct job {
 	uint64_t index;           /* of the next token to be sent */
 	struct sample_history *history; /* NULL: no penalties */
 	struct stop_matcher *stop;
-	/* MTP: entries that the layer lacks are made of these.  h NULL: nothing is drafted any more */
+	/* MTP: entries that the layer lacks are made of these.  h NULL: nothing is drafted */
 	float *h;                 /* [MTP_PENDING, hidden] */
 	uint32_t next[MTP_PENDING]; /* the token that follows each */
 	size_t pending;
@@ -126,6 +126,9 @@ int decode_step(struct decode *d, bool *busy, struct ds_err *err);
 
 /* Fills feed and rows of the first n of d->stepping whose rows say how many drafts are wanted besides the token. */
 int draft(struct decode *d, size_t n, struct ds_err *err);
+/* Of those without drafts in this step: MTP entries for the ones that can keep no more hidden states, so that they
+ * draft when speculation pays again, or there is room for it. */
+int draft_catch_up(struct decode *d, size_t n, struct ds_err *err);
 /* The hidden state at the position before j->token, for the MTP entry that the two make. */
 void draft_remember(struct decode *d, struct job *j, const float *hidden);
 

@@ -252,8 +252,8 @@ static void time_step(struct decode *d, size_t running, bool drafted, size_t tok
 	double ratio;
 
 	if (draft_timed(&d->policy, running, drafted, tokens, ns, &ratio, &again))
-		log_msg(again ? LOG_INFO : LOG_WARN, "--mtp %zu does not pay with %zu requests in a step: %.2f times the "
-			"speed without; off for the next steps like this", d->o.drafts, running, ratio);
+		log_msg(again ? LOG_INFO : LOG_WARN, "--mtp %zu does not pay with %zu requests in a step: %.2f times "
+			"the speed without; off for the next steps like this", d->o.drafts, running, ratio);
 }
 
 int decode_step(struct decode *d, bool *busy, struct ds_err *err)
@@ -263,6 +263,8 @@ int decode_step(struct decode *d, bool *busy, struct ds_err *err)
 	bool drafted = d->o.drafts && add_drafts(d, n);
 	int rc = drafted ? draft(d, n, err) : 0;
 
+	if (!rc && d->o.drafts)
+		rc = draft_catch_up(d, n, err);
 	*busy = n > 0;
 	if (!n || rc)
 		return rc;
