@@ -147,7 +147,7 @@ static void print_version(const struct opt_program *p)
 	if (opt_verbose <= 0)
 		return;
 	printf("compiler: gcc-compatible %s\n", __VERSION__);
-	printf("frames: DSF1, minor 0\n");
+	printf("frames: DSF1, minor %d\n", DS_FRAME_MINOR);
 	printf("libraries: msgpack-c, zstd, xxhash, jansson, PCRE2\n");
 	printf("not built in: CUDA, NCCL, RDMA\n");
 }

@@ -6,8 +6,6 @@
 
 #include "frame/frame.h"
 
-enum { FRAME_MINOR = 0 };
-
 struct hello {
 	uint64_t minor;
 	char program[32], version[32], role[32];

@@ -140,12 +140,13 @@ int group_fail(struct decode *d, struct group *g, const struct ds_err *why)
 
 /* ---- the first tokens ---- */
 
-/* What a choice needs from its first token on. */
-static int equip(struct decode *d, struct job *j, const float *hidden, struct ds_err *err)
+/* What a choice needs from its first token on; prompt: what penalties look at before it, or NULL. */
+static int equip(struct decode *d, struct job *j, const struct sample_history *prompt, const float *hidden,
+	struct ds_err *err)
 {
 	struct group *g = j->g;
 	size_t n = d->w->model->config.hidden;
-	int rc = work_history(&g->request, g->ids, g->prompt, &j->history, err);
+	int rc = prompt ? sample_history_copy(&j->history, prompt, err) : 0;
 
 	if (!rc && j->history)
 		rc = sample_history_add(j->history, g->first[j->choice].id, err);
@@ -164,19 +165,23 @@ static int equip(struct decode *d, struct job *j, const float *hidden, struct ds
 static int make_choices(struct decode *d, struct job *j, const float *hidden, struct job **all, struct ds_err *err)
 {
 	struct group *g = j->g;
-	struct job *last = j;
-	int rc = equip(d, j, hidden, err);
+	struct sample_history *prompt;
+	int rc = work_history(&g->request, g->ids, g->prompt, &prompt, err);
 
 	all[0] = j;
-	for (size_t i = 1; i < g->request.n && !rc; i++) {
-		all[i] = fork_job(d, j, i);
-		if (!all[i])
-			return err_nomem(err, sizeof(*j), "a choice");
-		TAILQ_INSERT_AFTER(&d->jobs, last, all[i], link);
-		last = all[i];
-		g->open++;
-		rc = equip(d, all[i], hidden, err);
+	for (size_t i = 0; i < g->request.n && !rc; i++) {
+		if (i) {
+			all[i] = fork_job(d, j, i);
+			if (!all[i]) {
+				rc = err_nomem(err, sizeof(*j), "a choice");
+				break;
+			}
+			TAILQ_INSERT_AFTER(&d->jobs, all[i - 1], all[i], link);
+			g->open++;
+		}
+		rc = equip(d, all[i], prompt, hidden, err);
 	}
+	sample_history_free(prompt);
 	return rc;
 }
 

@@ -108,7 +108,7 @@ void work_hello(const struct work *w, struct hello *h, const char *program, cons
 	const struct layer *l = &w->model->layers[0];
 
 	memset(h, 0, sizeof(*h));
-	h->minor = FRAME_MINOR;
+	h->minor = DS_FRAME_MINOR;
 	snprintf(h->program, sizeof(h->program), "%s", program);
 	snprintf(h->version, sizeof(h->version), "%s", DS_VERSION);
 	snprintf(h->role, sizeof(h->role), "%s", role);
