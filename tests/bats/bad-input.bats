@@ -322,7 +322,7 @@ writers() {
 @test "an address that is wrong: 64; nobody there: 69" {
 	refused 64 nonsense ds-prefill -m "$DS_MODEL" -c nonsense <request
 	refused 64 nonsense ds-decode -m "$DS_MODEL" -l nonsense
-	refused 69 "$BATS_TEST_TMPDIR/nobody" ds-prefill -m "$DS_MODEL" --peer-timeout 1s -c "unix:$BATS_TEST_TMPDIR/nobody" <request
+	refused 69 "$BATS_TEST_TMPDIR/nobody" ds-prefill -q -m "$DS_MODEL" --peer-timeout 1s -c "unix:$BATS_TEST_TMPDIR/nobody" <request
 }
 
 @test "a TCP address beyond loopback needs the operator's word: 78" {

@@ -143,6 +143,16 @@ two() {
 	printf '{"id": "%s", "prompt": "x", "ignore_eos": true}\n' mine1 mine2
 }
 
+# wait_bytes FILE: until answers come.
+wait_bytes() {
+	local n=0
+	until [ "$(wc -c <"$1")" -gt 2000 ]; do
+		n=$((n + 1))
+		[ "$n" -lt 200 ] || { echo "no answers in '$1' after 10 s" >&2; return 1; }
+		sleep 0.05
+	done
+}
+
 # kill_hard: the service itself, not the timeout(1) around it, by its number.
 kill_hard() {
 	kill -KILL "$(cat "/proc/$SERVER/task/$SERVER/children")"
@@ -153,11 +163,7 @@ kill_hard() {
 	serve
 	two >lines
 	{ token encode --jsonl -c unix:s.sock lines 2>err >frames || echo $? >status; } 3>&- &
-	local n=0
-	until [ "$(wc -c <frames)" -gt 2000 ] || [ "$n" -gt 200 ]; do
-		sleep 0.05
-		n=$((n + 1))
-	done
+	wait_bytes frames
 	kill_hard
 	wait $!
 	check_refusal 69 "the connection to 'unix:s.sock' broke off" "$(cat status)" err 'a lost peer'
@@ -174,10 +180,15 @@ for o in lines.values():
 }
 
 @test "decode -c: the peer dies: every request has its line" {
-	serve
+	local n=0
+	serve -v -v
 	two | token encode --jsonl >requests
 	{ token decode --jsonl -c unix:s.sock requests 2>err >got || echo $? >status; } 3>&- &
-	sleep 0.5
+	until grep -q 'has connected' "$BG_ERR" || [ "$n" -gt 200 ]; do
+		n=$((n + 1))
+		sleep 0.05
+	done
+	sleep 0.3
 	kill_hard
 	wait $!
 	check_refusal 69 "the connection to 'unix:s.sock' broke off" "$(cat status)" err 'a lost peer'
@@ -194,7 +205,7 @@ assert all(o["error"]["code"] == 69 and o["error"]["retryable"] for o in lines.v
 	two >lines
 	{ token encode --jsonl -c unix:s.sock lines 2>err >frames || echo $? >status; } 3>&- &
 	local client=$!
-	sleep 0.7
+	wait_bytes frames
 	kill "$SERVER"
 	wait "$client"
 	wait "$SERVER" || status=$?
@@ -205,18 +216,22 @@ assert all(o["error"]["code"] == 69 and o["error"]["retryable"] for o in lines.v
 }
 
 @test "a request on an idle connection to a service that drains is answered: try again" {
+	local n=0
 	serve
 	mkfifo in
 	token encode --id idle --lines -c unix:s.sock <in >frames 3>&- &
 	local idle=$!
 	exec 7>in
-	echo '{"id": "busy", "prompt": "x", "ignore_eos": true, "max_tokens": 1500}' >lines
+	echo '{"id": "busy", "prompt": "x", "ignore_eos": true, "max_tokens": 400, "n": 8, "temperature": 1}' >lines
 	token encode --jsonl -c unix:s.sock lines >busy 3>&- &
 	local busy=$!
-	sleep 0.5
+	wait_bytes busy
 	kill "$SERVER"
-	sleep 0.2
-	kill -0 "$busy" || skip 'this machine is too fast'
+	until [ ! -e s.sock ]; do # the drain has begun
+		n=$((n + 1))
+		[ "$n" -lt 500 ]
+		sleep 0.01
+	done
 	echo 'now' >&7
 	wait "$busy"
 	wait "$idle" || true
