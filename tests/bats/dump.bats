@@ -136,7 +136,7 @@ points() {
 	exec 7<>pipe # a reader that never reads
 	background ds-prefill -m "$DS_MODEL" --dump '*' --dump-to pipe -l "unix:$PWD/s" --peer-timeout 1s
 	wait_socket s
-	run -69 limited ds-prefill -m "$DS_MODEL" -c "unix:$PWD/s" -o kv req # cut off
+	run -69 limited ds-token -m "$DS_MODEL" decode -c "unix:$PWD/s" req # cut off
 	got=0
 	wait "$BG" || got=$?
 	[ "$got" -eq 74 ]
