@@ -2,7 +2,7 @@
 #include "serve/decode.h"
 #include "serve/main.h"
 
-static struct stage_options io;
+static struct stage_options io = STAGE_DEFAULTS;
 static struct work_options work;
 static int64_t max_batch, chunk, batch_tokens, drafts;
 static bool always;

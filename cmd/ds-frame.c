@@ -7,45 +7,47 @@
 #include "frame/tools.h"
 #include "model/pack.h"
 
-static struct tool_options tool;
+static struct tool_options tool = { .count = -1 };
 static struct selection_text sel;
-static struct diff_options how;
+static struct diff_options how = { .tol = -1, .atol = -1 };
 static struct opt_list maps;
 
 static const struct opt options[] = {
 	{ .name = "values", .letter = 'n', .arg = "N",
 	  .help = "dump: how many values of a tensor are shown (4); head: how many frames (10)", .type = OPT_INT,
-	  .dst = &tool.count, .def = "-1", .min = -1, .max = INT64_MAX },
-	{ .name = "json", .help = "stat, diff: one JSON object", .type = OPT_FLAG, .dst = &tool.json },
+	  .dst = &tool.count, .commands = "dump head" },
+	{ .name = "json", .help = "stat, diff: one JSON object", .type = OPT_FLAG, .dst = &tool.json,
+	  .commands = "stat diff" },
 	{ .name = "type", .letter = 't', .arg = "TYPES", .help = "filter, cut: frames of these types (request,token)",
-	  .type = OPT_STR, .dst = &sel.types },
+	  .type = OPT_STR, .dst = &sel.types, .commands = "filter cut" },
 	{ .name = "request", .letter = 'r', .arg = "NAME",
 	  .help = "filter, cut: of this request (again: or that one); unpack: so named", .type = OPT_LIST,
-	  .dst = &sel.requests },
+	  .dst = &sel.requests, .commands = "filter cut unpack" },
 	{ .name = "stream", .letter = 's', .arg = "HEX", .help = "filter, cut: of this stream id (again: or that one)",
-	  .type = OPT_LIST, .dst = &sel.streams },
+	  .type = OPT_LIST, .dst = &sel.streams, .commands = "filter cut" },
 	{ .name = "point", .letter = 'p', .arg = "POINTS",
-	  .help = "filter, cut: tensors of these points (layer.*.attn_out)", .type = OPT_STR, .dst = &sel.points },
+	  .help = "filter, cut: tensors of these points (layer.*.attn_out)", .type = OPT_STR, .dst = &sel.points,
+	  .commands = "filter cut" },
 	{ .name = "layer", .arg = "RANGES", .help = "filter, cut: tensors of these layers (3 or 0..7,9..)",
-	  .type = OPT_STR, .dst = &sel.layers },
+	  .type = OPT_STR, .dst = &sel.layers, .commands = "filter cut" },
 	{ .name = "step", .arg = "RANGES", .help = "filter, cut: tensors of these steps", .type = OPT_STR,
-	  .dst = &sel.steps },
+	  .dst = &sel.steps, .commands = "filter cut" },
 	{ .name = "position", .arg = "RANGES", .help = "filter, cut: rows of tensors, KV blocks at these positions",
-	  .type = OPT_STR, .dst = &sel.positions },
+	  .type = OPT_STR, .dst = &sel.positions, .commands = "filter cut" },
 	{ .name = "index", .arg = "RANGES", .help = "filter, cut: generated tokens by number", .type = OPT_STR,
-	  .dst = &sel.indices },
+	  .dst = &sel.indices, .commands = "filter cut" },
 	{ .name = "frames", .arg = "RANGES", .help = "filter, cut: frames by number, as dump shows it",
-	  .type = OPT_STR, .dst = &sel.frames },
-	{ .name = "tol", .arg = "X", .help = "diff: a row may differ by X of its length (-1: by nothing)",
-	  .type = OPT_REAL, .dst = &how.tol, .def = "-1", .rmin = -1, .rmax = 1e300 },
-	{ .name = "atol", .arg = "X", .help = "diff: or each of its values by X (-1: by nothing)", .type = OPT_REAL,
-	  .dst = &how.atol, .def = "-1", .rmin = -1, .rmax = 1e300 },
+	  .type = OPT_STR, .dst = &sel.frames, .commands = "filter cut" },
+	{ .name = "tol", .arg = "X", .help = "diff: a row may differ by X of its length (a log-probability by X)",
+	  .type = OPT_REAL, .dst = &how.tol, .rmax = 1e300, .commands = "diff" },
+	{ .name = "atol", .arg = "X", .help = "diff: or each of its values by X (a log-probability by X)",
+	  .type = OPT_REAL, .dst = &how.atol, .rmax = 1e300, .commands = "diff" },
 	{ .name = "common", .help = "diff: what only one of the two has does not count", .type = OPT_FLAG,
-	  .dst = &how.common },
+	  .dst = &how.common, .commands = "diff" },
 	{ .name = "map", .arg = "FROM=TO", .help = "unpack: tensors called FROM are those of point TO (again: others)",
-	  .type = OPT_LIST, .dst = &maps },
+	  .type = OPT_LIST, .dst = &maps, .commands = "unpack" },
 	{ .name = "output", .letter = 'o', .arg = "FILE", .help = "write frames to FILE, renamed when complete",
-	  .type = OPT_STR, .dst = &tool.output },
+	  .type = OPT_STR, .dst = &tool.output, .commands = "head filter cut merge pack unpack" },
 	{ .name = "max-frame", .arg = "SIZE", .help = "largest payload accepted", .def = "256M",
 	  .type = OPT_SIZE, .dst = &tool.max_frame, .env = true },
 	{ .name = "force", .letter = 'f', .help = "frames from or to a terminal; overwrite FILE", .type = OPT_FLAG,
@@ -139,6 +141,8 @@ static int run(int argc, char **argv, struct ds_err *err)
 	if (n < c->least)
 		return err_set(err, DS_USAGE, "%s takes %s; try 'ds-frame --help'", c->name,
 			c->least == 1 ? "at least one file" : "two files");
+	if (opt_check_command(&program, c->name, err))
+		return err->code;
 	return c->run(n, argv + 1, err);
 }
 

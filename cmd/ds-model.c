@@ -54,8 +54,8 @@ static const struct opt opts[] = {
 
 static const struct opt_program program = {
 	.name = "ds-model",
-	.usage = "info|verify|fingerprint [DIR]  or  quantise|dequantise DIR OUT  or  random --like CONFIG -o OUT"
-		 "  or  probe",
+	.usage = "info|verify|fingerprint [DIR]  or  quantise|dequantise DIR OUT|-o OUT  or  "
+		 "random --like CONFIG -o OUT  or  probe",
 	.purpose = "Inspect, verify, quantise and make checkpoints of DeepSeek-architecture models; probe the machine.",
 	.example = "ds-model random --like DeepSeek-V3/config.json --layers 4 --dtype fp8 --seed 1 -o /tmp/four-layers",
 	.opts = opts,
@@ -181,7 +181,8 @@ static void info_text(const struct model *m, const struct facts *f, struct buf *
 	if (m->mtp_count)
 		buf_printf(b, ", MTP %llu", (unsigned long long)f->params.mtp);
 	scaled(a, sizeof a, f->bytes, 1024, size);
-	buf_printf(b, "\nweights        %s in %zu tensors and %zu files:", a, f->tensors, m->files->file_count);
+	buf_printf(b, "\nweights        %s in %zu tensors and %zu file%s:", a, f->tensors, m->files->file_count,
+		plural(m->files->file_count));
 	for (int t = 0; t < DT_COUNT; t++) {
 		scaled(a, sizeof a, f->type_bytes[t], 1024, size);
 		if (f->type_bytes[t])
@@ -324,11 +325,6 @@ static void say_made(struct buf *b)
 		buf_printf(b, "made %s: ", output);
 }
 
-static const char *files(size_t n)
-{
-	return n == 1 ? "file" : "files";
-}
-
 static int make_random(struct ds_err *err)
 {
 	struct make_options o = { .like = like, .out = output, .tokenizer = tokenizer, .layers = (size_t)layers,
@@ -345,9 +341,9 @@ static int make_random(struct ds_err *err)
 	n = config_params(&p.config);
 	say_made(&b);
 	if (b.len)
-		buf_printf(&b, "%llu parameters (%llu MTP) in %zu tensors, %llu bytes, %zu %s, %s\n",
+		buf_printf(&b, "%llu parameters (%llu MTP) in %zu tensors, %llu bytes, %zu file%s, %s\n",
 			(unsigned long long)(n.total + n.mtp), (unsigned long long)n.mtp, p.tensors,
-			(unsigned long long)p.bytes, p.shards, files(p.shards), dtype_name(p.dtype));
+			(unsigned long long)p.bytes, p.shards, plural(p.shards), dtype_name(p.dtype));
 	return b.len ? print_buf(&b, err) : 0;
 }
 
@@ -376,9 +372,9 @@ static int make_quantised(struct ds_err *err)
 		return rc;
 	say_made(&b);
 	if (b.len)
-		buf_printf(&b, "%zu tensors, %zu of them made %s, %llu bytes of %llu, %zu %s\n", p.tensors, p.changed,
-			back ? "BF16" : "FP8", (unsigned long long)p.bytes, (unsigned long long)p.before, p.shards,
-			files(p.shards));
+		buf_printf(&b, "%zu tensors, %zu of them made %s, %llu bytes of %llu, %zu file%s\n", p.tensors,
+			p.changed, back ? "BF16" : "FP8", (unsigned long long)p.bytes, (unsigned long long)p.before, p.shards,
+			plural(p.shards));
 	return b.len ? print_buf(&b, err) : 0;
 }
 
@@ -387,12 +383,14 @@ static int do_quantise(const char *what, char **operands, size_t n, struct ds_er
 	back = *what == 'd';
 	if (strcmp(scale_text, "float") && strcmp(scale_text, "ue8m0"))
 		return err_set(err, DS_USAGE, "--scale: '%s' is not float or ue8m0; try 'ds-model --help'", scale_text);
-	if (n > 0)
-		model_dir = operands[0];
 	if (n > 1 && output)
 		return err_set(err, DS_USAGE, "both --output and the operand '%s' name the output", operands[1]);
-	if (n > 1)
-		output = operands[1];
+	/* The last operand is what --output would say, unless it is all that names the model.  DS_MODEL does not turn
+	 * the one operand of a command line that lacks the other into an output. */
+	if (!output && (n > 1 || (n == 1 && opt_given(&program, "model"))))
+		output = operands[--n];
+	if (n > 0)
+		model_dir = operands[0];
 	if (!model_dir || (!output && !dry_run))
 		return err_set(err, DS_USAGE, "%s needs a model's directory and one to make; try 'ds-model --help'",
 			what);
@@ -432,6 +430,7 @@ static const struct command {
 } commands[] = {
 	{ "info", 1, do_look }, { "verify", 1, do_look }, { "fingerprint", 1, do_look },
 	{ "quantise", 2, do_quantise }, { "dequantise", 2, do_quantise },
+	{ "quantize", 2, do_quantise }, { "dequantize", 2, do_quantise }, /* spelt otherwise */
 	{ "random", 0, do_random }, { "probe", 0, do_probe },
 };
 

@@ -2,7 +2,7 @@
 #include "serve/main.h"
 #include "serve/prefill.h"
 
-static struct stage_options io;
+static struct stage_options io = STAGE_DEFAULTS;
 static struct work_options work;
 static int64_t chunk, batch_tokens, max_batch;
 

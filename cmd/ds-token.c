@@ -6,7 +6,7 @@
 #include "serve/main.h"
 #include "serve/token.h"
 
-static struct stage_options io = { .ready_fd = -1 };
+static struct stage_options io = STAGE_DEFAULTS;
 static struct token_options tok;
 
 #define ENCODE "encode"

@@ -73,6 +73,8 @@ int err_errno(struct ds_err *err, int code, const char *fmt, ...)
 	return code;
 }
 
+const char *plural(uint64_t n) { return n == 1 ? "" : "s"; }
+
 int err_prefix(struct ds_err *err, const char *fmt, ...)
 {
 	char old[sizeof(err->text)];

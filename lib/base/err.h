@@ -9,6 +9,7 @@
 #define DS_BASE_ERR_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 enum ds_exit {
 	DS_OK = 0,
@@ -36,6 +37,8 @@ int err_set(struct ds_err *err, int code, const char *fmt, ...) __attribute__((f
 /* As err_set with ": strerror(errno)" appended. */
 int err_errno(struct ds_err *err, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 /* Puts `fmt: ` in front of the present text, keeps and returns the code. */
+/* What "frame" lacks where n of them are spoken of: "s", or nothing for 1. */
+const char *plural(uint64_t n);
 int err_prefix(struct ds_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Makes a text fit for one line of a terminal: control characters (C0, C1) and marks that turn the writing direction
  * become '?'. */

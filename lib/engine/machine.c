@@ -175,9 +175,12 @@ void machine_text(const struct machine *m, struct buf *b)
 	char name[64];
 
 	buf_printf(b, "%s, %d CPUs, last cache %zu MiB\n", m->cpu, m->cpus, m->cache >> 20);
-	buf_printf(b, "median and best of %d runs; reading %zu MiB\n\n%-28s", m->runs, m->buffer >> 20, "threads");
+	buf_printf(b, "median and best of %d runs; reading %zu MiB\n\n%-28s", m->runs, m->buffer >> 20, "");
 	for (size_t i = 0; i < m->counts; i++)
-		buf_printf(b, "  %17d", m->threads[i]);
+		buf_printf(b, "  %9d thread%c", m->threads[i], m->threads[i] == 1 ? ' ' : 's');
+	buf_printf(b, "\n%-28s", "");
+	for (size_t i = 0; i < m->counts; i++)
+		buf_printf(b, "  %8s %8s", "median", "best");
 	buf_str(b, "\n");
 	line(b, m, "read, huge pages      GB/s", m->read, 1);
 	line(b, m, "read, 4 KiB pages     GB/s", m->read_small, 1);

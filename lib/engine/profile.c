@@ -106,6 +106,7 @@ void profile_step_begin(struct profile *p, bool draft, size_t rows, size_t segs)
 		return;
 	p->draft = draft;
 	p->step = time_mono_ns();
+	p->step_number = p->sums.steps;
 	p->step_rows = rows;
 	p->step_segs = segs;
 }
@@ -121,7 +122,7 @@ static void tell_failure(struct trace *t)
 static void draw_step(struct profile *p, int64_t now)
 {
 	trace_span(p->trace, LANE_STAGES, p->draft ? "draft" : "step", p->step, now,
-		"\"step\":%llu,\"rows\":%zu,\"segments\":%zu", (unsigned long long)p->sums.steps, p->step_rows,
+		"\"step\":%llu,\"rows\":%zu,\"segments\":%zu", (unsigned long long)p->step_number, p->step_rows,
 		p->step_segs);
 	trace_counter(p->trace, "batch", p->step, "\"rows\":%zu,\"segments\":%zu", p->step_rows, p->step_segs);
 	if (p->pool)

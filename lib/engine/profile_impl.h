@@ -22,6 +22,7 @@ struct profile {
 	bool round;
 	int64_t began, step;
 	bool draft;
+	uint64_t step_number; /* from 0, as the engine counts for taps; a draft has that of the next step */
 	size_t step_rows, step_segs;
 	struct open_stage open[DEPTH];
 	size_t depth;

@@ -90,14 +90,15 @@ static void table(const struct profile *p, const struct limits *l, int64_t run_n
 	double run = (double)run_ns * 1e-9;
 
 	sum_up(s, &all, &other);
-	buf_printf(b, "%s: %llu steps, %llu tokens in, %llu out, in %.3f s, of which %.3f s in steps; %.1f in and "
-		"%.1f out a second of steps\n", p->o.program, (unsigned long long)s->steps, (unsigned long long)s->rows,
-		(unsigned long long)s->out, run, (double)all.ns * 1e-9,
+	buf_printf(b, "%s: %llu step%s, %llu token%s in, %llu out, in %.3f s, of which %.3f s in steps; %.1f in and "
+		"%.1f out a second of steps\n", p->o.program, (unsigned long long)s->steps, plural(s->steps),
+		(unsigned long long)s->rows, plural(s->rows), (unsigned long long)s->out, run, (double)all.ns * 1e-9,
 		ratio((double)s->rows * 1e9, (double)all.ns),
 		ratio((double)s->out * 1e9, (double)all.ns));
 	if (p->s)
-		buf_printf(b, "limits: reading %.1f GB/s, %.1f GFLOP/s; measured just now, %d threads, kernels %s\n",
-			l->read * 1e-9, l->peak * 1e-9, kern_threads(p->s), kern_set_name(p->s));
+		buf_printf(b, "limits: reading %.1f GB/s, %.1f GFLOP/s; measured just now, %d thread%s, kernels %s\n",
+			l->read * 1e-9, l->peak * 1e-9, kern_threads(p->s), plural((uint64_t)kern_threads(p->s)),
+			kern_set_name(p->s));
 	buf_printf(b, "%-9s %9s %11s %6s %9s %9s %6s %9s %6s %9s\n", "stage", "calls", "ms", "%", "us/call", "GB/s",
 		"% max", "GFLOP/s", "% max", "KV MB");
 	for (int i = 0; i < STAGE_COUNT; i++)

@@ -130,6 +130,26 @@ static int place_payload(struct capture *c, const struct frame *f, struct where 
 
 /* ---- the index ---- */
 
+static int turn_of(struct capture *c, uint64_t stream, size_t *turn, struct ds_err *err)
+{
+	bool fresh;
+	size_t *at = map_at(&c->turns, stream, &fresh);
+	uint64_t *streams;
+
+	if (!at)
+		return err_nomem(err, c->stream_count, "streams");
+	if (fresh) {
+		streams = mem_more(c->streams, &c->stream_cap, c->stream_count, sizeof *streams);
+		if (!streams)
+			return no_room(c, err);
+		c->streams = streams;
+		streams[c->stream_count] = stream;
+		*at = c->stream_count++;
+	}
+	*turn = *at;
+	return 0;
+}
+
 static int key_of(struct capture *c, const struct point *p, size_t *key, struct ds_err *err)
 {
 	uint64_t hash = XXH3_64bits_withSeed(p->name, strlen(p->name), p->layered ? p->layer + 1 : 0);
@@ -185,7 +205,9 @@ static int add_point(struct capture *c, const struct frame *f, const struct wher
 		r.stream = s.stream;
 		r.first = s.first;
 		r.count = s.count;
-		rc = add_rows(c, &r, err);
+		rc = turn_of(c, r.stream, &r.turn, err);
+		if (!rc)
+			rc = add_rows(c, &r, err);
 		r.at += s.count * r.cols * dtype_size(r.type);
 	}
 	return rc;
@@ -199,6 +221,8 @@ static int add_kv(struct capture *c, const struct frame *f, const struct where *
 	struct cap_rows r = { .stream = f->stream, .order = c->order++, .plain = w->plain };
 	int rc = kv_block_get(f, &k, &t, err);
 
+	if (!rc)
+		rc = turn_of(c, f->stream, &r.turn, err);
 	if (rc)
 		return rc;
 	r.first = k.first;
@@ -231,6 +255,8 @@ static int add_tensor(struct capture *c, const struct frame *f, const struct fra
 	r.first = ordinal << 32;
 	snprintf(p.name, sizeof p.name, "%s.%s", frame_type_name(f->type), t->name);
 	rc = key_of(c, &p, &r.key, err);
+	if (!rc)
+		rc = turn_of(c, f->stream, &r.turn, err);
 	return rc ? rc : add_rows(c, &r, err);
 }
 
@@ -263,12 +289,14 @@ static int add_frame(struct capture *c, const struct frame *f, const struct wher
 	bool fresh;
 	size_t *n = map_at(&c->ordinals, f->stream ^ f->type * 0x9e3779b97f4a7c15u, &fresh);
 	struct cap_frame *frames = mem_more(c->frames, &c->frame_cap, c->frame_count, sizeof *frames);
-	int rc = 0;
+	int rc;
 
+	if (frames)
+		c->frames = frames;
 	if (!n || !frames)
 		return no_room(c, err);
-	c->frames = frames;
 	e.ordinal = (*n)++;
+	rc = turn_of(c, f->stream, &e.turn, err);
 	frames[c->frame_count++] = e;
 	for (size_t i = 0; !rc && i < frame_tensor_count(f); i++) {
 		struct frame_tensor t;
@@ -298,6 +326,8 @@ static int add_token(struct capture *c, const struct frame *f, struct ds_err *er
 	t.id = (uint32_t)id;
 	t.has_logprob = meta_real(f->meta, "logprob", &t.logprob) == META_OK;
 	t.more = meta_others(f->meta, known) > 0;
+	if (turn_of(c, f->stream, &t.turn, err))
+		return err->code;
 	tokens[c->token_count++] = t;
 	return 0;
 }
@@ -364,9 +394,11 @@ void capture_close(struct capture *c)
 	free(c->tokens);
 	free(c->frames);
 	free(c->names);
+	free(c->streams);
 	map_free(&c->key_map);
 	map_free(&c->name_map);
 	map_free(&c->ordinals);
+	map_free(&c->turns);
 	memset(c, 0, sizeof *c);
 	c->fd = c->spool = -1;
 }
@@ -397,4 +429,14 @@ const char *capture_name(const struct capture *c, uint64_t stream)
 	const size_t *at = map_find(&c->name_map, stream);
 
 	return at ? c->names[*at].id : NULL;
+}
+
+void capture_turns(struct capture *c, const size_t *turn)
+{
+	for (size_t i = 0; i < c->row_count; i++)
+		c->rows[i].turn = turn[c->rows[i].turn];
+	for (size_t i = 0; i < c->token_count; i++)
+		c->tokens[i].turn = turn[c->tokens[i].turn];
+	for (size_t i = 0; i < c->frame_count; i++)
+		c->frames[i].turn = turn[c->frames[i].turn];
 }

@@ -15,6 +15,7 @@
 /* count rows of cols elements, one after the other. */
 struct cap_rows {
 	size_t key;                /* of capture.keys */
+	size_t turn;               /* of the stream: by its first frame in the capture */
 	uint64_t stream, first, count, cols;
 	uint64_t at;               /* byte of the first row within the file, or the spool of decompressed payloads */
 	uint64_t order;            /* later ones replace earlier ones */
@@ -23,6 +24,7 @@ struct cap_rows {
 };
 
 struct cap_token {
+	size_t turn;
 	uint64_t stream, choice, index, order;
 	uint32_t id;
 	bool has_logprob, more;    /* more: meta has other keys, too */
@@ -34,6 +36,7 @@ struct cap_token {
 /* A frame that is neither rows nor a token: compared by its meta. */
 struct cap_frame {
 	unsigned type;
+	size_t turn;
 	uint64_t stream, ordinal;  /* the how manieth of its type and stream */
 	uint64_t number, meta_at;
 	uint32_t meta_len;
@@ -51,9 +54,10 @@ struct capture {
 	struct cap_token *tokens;
 	struct cap_frame *frames;
 	struct cap_name *names;
+	uint64_t *streams;         /* by turn */
 	size_t key_count, key_cap, row_count, row_cap, token_count, token_cap, frame_count, frame_cap, name_count,
-		name_cap;
-	struct map key_map, name_map, ordinals;
+		name_cap, stream_count, stream_cap;
+	struct map key_map, name_map, ordinals, turns;
 	uint64_t order;
 };
 
@@ -69,7 +73,11 @@ int capture_meta(const struct capture *c, uint64_t at, uint32_t len, struct meta
 /* The request's name, or NULL. */
 const char *capture_name(const struct capture *c, uint64_t stream);
 
-/* Sorts rows by (rank of key, stream, position) and lets later rows replace earlier ones, so that all are disjoint.
+/* Gives the streams other turns; turn: [stream_count]. */
+void capture_turns(struct capture *c, const size_t *turn);
+
+/* Sorts rows by (rank of key, turn of the stream, position) and lets later rows replace earlier ones, so that all are
+ * disjoint.
  * rank: [key_count]. */
 int capture_settle(struct capture *c, const size_t *rank, struct ds_err *err);
 

@@ -47,9 +47,30 @@ static int unite_points(struct diff *d, struct ds_err *err)
 	return 0;
 }
 
+/* The second capture's streams take the turns that they have in the first; those that it lacks come after. */
+static int unite_streams(struct diff *d, struct ds_err *err)
+{
+	struct capture *a = &d->c[SIDE_A], *b = &d->c[SIDE_B];
+	size_t *turn = mem_array(b->stream_count + 1, sizeof *turn), next = a->stream_count;
+
+	if (!turn)
+		return err_nomem(err, b->stream_count * sizeof *turn, "streams");
+	for (size_t i = 0; i < b->stream_count; i++) {
+		const size_t *at = map_find(&a->turns, b->streams[i]);
+
+		turn[i] = at ? *at : next++;
+	}
+	capture_turns(b, turn);
+	free(turn);
+	return 0;
+}
+
 static int compare(struct diff *d, struct ds_err *err)
 {
 	int rc = unite_points(d, err);
+
+	if (!rc)
+		rc = unite_streams(d, err);
 
 	for (int s = 0; !rc && s < 2; s++)
 		rc = capture_settle(&d->c[s], d->rank[s], err);
@@ -58,38 +79,6 @@ static int compare(struct diff *d, struct ds_err *err)
 	if (!rc)
 		rc = diff_tokens(d, err);
 	return rc ? rc : diff_frames(d, err);
-}
-
-/* ---- the verdict ---- */
-
-bool diff_point_bad(const struct diff *d, const struct diff_point *p)
-{
-	return p->over || (!d->o.common && (p->only[0] || p->only[1]));
-}
-
-bool diff_request_bad(const struct diff *d, const struct diff_request *r)
-{
-	if (!r->tokens[0] || !r->tokens[1])
-		return !d->o.common;
-	return r->differs || r->over_logprobs || r->other;
-}
-
-bool diff_frame_bad(const struct diff *d, const struct diff_frame *f)
-{
-	return !d->o.common || (f->has[0] && f->has[1]);
-}
-
-bool diff_bad(const struct diff *d)
-{
-	bool bad = false;
-
-	for (size_t i = 0; i < d->point_count; i++)
-		bad |= diff_point_bad(d, &d->points[i]);
-	for (size_t i = 0; i < d->request_count; i++)
-		bad |= diff_request_bad(d, &d->requests[i]);
-	for (size_t i = 0; i < d->frame_count; i++)
-		bad |= diff_frame_bad(d, &d->frames[i]);
-	return bad;
 }
 
 int tool_diff(const struct tool_options *o, const struct diff_options *how, const char *a, const char *b,
@@ -107,7 +96,7 @@ int tool_diff(const struct tool_options *o, const struct diff_options *how, cons
 		rc = compare(&d, err);
 	if (!rc)
 		rc = diff_print(&d, o->json, err);
-	if (!rc && diff_bad(&d)) {
+	if (!rc && !diff_same(&d)) {
 		err->text[0] = 0;
 		rc = DS_NO;
 	}

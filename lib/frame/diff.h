@@ -60,14 +60,19 @@ struct diff {
 	uint64_t frames_compared;
 };
 
-bool diff_near(void *diff, double a, double b);                /* within tol or atol */
 int diff_rows(struct diff *d, struct ds_err *err);             /* the captures are settled */
 int diff_tokens(struct diff *d, struct ds_err *err);
 int diff_frames(struct diff *d, struct ds_err *err);
 bool diff_point_bad(const struct diff *d, const struct diff_point *p);
 bool diff_request_bad(const struct diff *d, const struct diff_request *r);
 bool diff_frame_bad(const struct diff *d, const struct diff_frame *f);
-bool diff_bad(const struct diff *d);
+bool diff_compared(const struct diff *d);                      /* anything at all */
+/* False for an empty comparison, too, but of two captures that are empty. */
+bool diff_same(const struct diff *d);
+/* Where nothing could be compared: why. */
+void diff_nothing(const struct diff *d, char *why, size_t cap);
+/* The request's name where either capture has it, else the stream in hexadecimal. */
+const char *diff_name(const struct diff *d, uint64_t stream, char text[REQUEST_ID_MAX + 1]);
 /* Prints; DS_IO, DS_OS. */
 int diff_print(const struct diff *d, bool json, struct ds_err *err);
 

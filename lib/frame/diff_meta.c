@@ -29,11 +29,24 @@ static bool skip_token_key(const char *key, size_t n)
 	return skip_key(key, n);
 }
 
-bool diff_near(void *ctx, double a, double b)
+/* A difference of log-probabilities is a relative one of probabilities, so tol is for it as it is. */
+static bool near_logprob(const struct diff *d, double a, double b)
+{
+	return fabs(a - b) <= fmax(d->o.tol, d->o.atol);
+}
+
+static bool begins(const char *s, const char *with)
+{
+	return strncmp(s, with, strlen(with)) == 0;
+}
+
+static bool near_number(void *ctx, const char *path, double a, double b)
 {
 	const struct diff *d = ctx;
 	double gap = fabs(a - b);
 
+	if (begins(path, "logprob") || begins(path, "top_logprobs") || begins(path, "tops"))
+		return near_logprob(d, a, b);
 	return (d->o.atol >= 0.0 && gap <= d->o.atol) || (d->o.tol >= 0.0 && gap <= d->o.tol * fabs(a));
 }
 
@@ -42,7 +55,7 @@ struct place { uint64_t at; uint32_t len; };
 static int meta_pair(struct diff *d, const struct place at[2], bool (*skip)(const char *, size_t),
 	struct meta_difference *out, bool *differs, struct ds_err *err)
 {
-	struct meta_compare how = { .skip = skip, .near = diff_near, .ctx = d };
+	struct meta_compare how = { .skip = skip, .near = near_number, .ctx = d };
 	struct meta_doc *doc[2] = { NULL, NULL };
 	int rc = 0;
 
@@ -59,8 +72,8 @@ static int meta_pair(struct diff *d, const struct place at[2], bool (*skip)(cons
 
 static int compare_request(const struct cap_token *x, const struct cap_token *y)
 {
-	if (x->stream != y->stream)
-		return x->stream < y->stream ? -1 : 1;
+	if (x->turn != y->turn)
+		return x->turn < y->turn ? -1 : 1;
 	return x->choice < y->choice ? -1 : x->choice > y->choice;
 }
 
@@ -97,7 +110,7 @@ static int same_token(struct diff *d, struct diff_request *r, const struct cap_t
 	if (a->has_logprob && b->has_logprob) {
 		r->logprobs++;
 		r->logprob = fmax(r->logprob, fabs(a->logprob - b->logprob));
-		r->over_logprobs += a->logprob != b->logprob && !diff_near(d, a->logprob, b->logprob);
+		r->over_logprobs += a->logprob != b->logprob && !near_logprob(d, a->logprob, b->logprob);
 	} else {
 		r->over_logprobs += a->has_logprob != b->has_logprob;
 	}
@@ -185,8 +198,8 @@ static int compare_frames(const void *a, const void *b)
 
 	if (x->type != y->type)
 		return x->type < y->type ? -1 : 1;
-	if (x->stream != y->stream)
-		return x->stream < y->stream ? -1 : 1;
+	if (x->turn != y->turn)
+		return x->turn < y->turn ? -1 : 1;
 	return x->ordinal < y->ordinal ? -1 : x->ordinal > y->ordinal;
 }
 

@@ -10,7 +10,7 @@
 
 enum { NAME_TEXT = 24 };
 
-static const char *name_of(const struct diff *d, uint64_t stream, char text[REQUEST_ID_MAX + 1])
+const char *diff_name(const struct diff *d, uint64_t stream, char text[REQUEST_ID_MAX + 1])
 {
 	const char *name = capture_name(&d->c[SIDE_A], stream);
 
@@ -47,7 +47,6 @@ static __attribute__((format(printf, 2, 3))) void line(struct buf *out, const ch
 	free(text);
 }
 
-
 /* ---- tensors ---- */
 
 static void number(char text[16], double v, bool known)
@@ -60,7 +59,8 @@ static void number(char text[16], double v, bool known)
 
 static void print_point(const struct diff *d, const struct diff_point *p, struct buf *out)
 {
-	char name[POINT_NAME_MAX + 32], abs[16], rel[16], cos[16], worst[200] = "", id[REQUEST_ID_MAX + 1];
+	char name[POINT_NAME_MAX + 32], abs[16], rel[16], cos[16], worst[REQUEST_ID_MAX + 100] = "";
+	char only[2][48] = { "", "" }, id[REQUEST_ID_MAX + 1];
 	bool known = !p->whole && p->rows > p->other_shape;
 
 	point_format(&p->point, name);
@@ -71,16 +71,19 @@ static void print_point(const struct diff *d, const struct diff_point *p, struct
 	else
 		number(cos, p->cos, false);
 	if (p->differing > p->other_shape)
-		snprintf(worst, sizeof worst, "  %s %llu [%llu] %.6g %.6g", name_of(d, p->stream, id),
+		snprintf(worst, sizeof worst, "  %s %llu [%llu] %.6g %.6g", diff_name(d, p->stream, id),
 			(unsigned long long)p->position, (unsigned long long)p->worst.col, p->worst.a, p->worst.b);
 	if (p->other_shape)
-		snprintf(worst, sizeof worst, "  %llu rows of other widths", (unsigned long long)p->other_shape);
-	line(out, "%c %-*s %8llu %8llu %10s %10s %12s%s", diff_point_bad(d, p) ? '*' : ' ', NAME_TEXT, name,
-		(unsigned long long)p->rows, (unsigned long long)p->differing, abs, rel, cos, worst);
+		snprintf(worst, sizeof worst, "  %llu row%s of another width", (unsigned long long)p->other_shape,
+			plural(p->other_shape));
 	for (int s = 0; s < 2; s++)
 		if (p->only[s])
-			line(out, "%c   %llu rows only in %s", d->o.common ? ' ' : '*',
-				(unsigned long long)p->only[s], side_name(d, s));
+			snprintf(only[s], sizeof only[s], "  %llu row%s only in ", (unsigned long long)p->only[s],
+				plural(p->only[s]));
+	line(out, "%c %-*s %8llu %8llu %10s %10s %12s%s%s%s%s%s", diff_point_bad(d, p) ? '*' : ' ', NAME_TEXT, name,
+		(unsigned long long)p->rows, (unsigned long long)p->differing, abs, rel, cos, worst, only[SIDE_A],
+		p->only[SIDE_A] ? side_name(d, SIDE_A) : "", only[SIDE_B],
+		p->only[SIDE_B] ? side_name(d, SIDE_B) : "");
 }
 
 static const struct diff_point *first_bad(const struct diff *d)
@@ -91,38 +94,53 @@ static const struct diff_point *first_bad(const struct diff *d)
 	return NULL;
 }
 
-/* With --common, what one side lacks altogether is only counted. */
-static void print_lacking(const struct diff *d, struct buf *out)
+/* Tensors without a row to compare are counted, and the first of them named.  lacking: 1 only in a, 2 only in b, 3 in
+ * both. */
+static void print_lacking(const struct diff *d, unsigned lacking, struct buf *out)
 {
-	for (int s = 0; s < 2; s++) {
-		size_t n = 0;
+	enum { NAMED = 3 };
+	char names[NAMED * (POINT_NAME_MAX + 34)] = "", name[POINT_NAME_MAX + 32];
+	size_t n = 0, at = 0;
 
-		for (size_t i = 0; i < d->point_count; i++)
-			n += d->points[i].only[s] && !d->points[i].rows;
-		if (n)
-			line(out, "  %zu tensors only in %s", n, side_name(d, s));
+	for (size_t i = 0; i < d->point_count; i++) {
+		const struct diff_point *p = &d->points[i];
+
+		if (p->rows || (unsigned)((p->only[0] > 0) + 2 * (p->only[1] > 0)) != lacking)
+			continue;
+		point_format(&p->point, name);
+		if (n++ < NAMED)
+			at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", at ? ", " : "", name);
 	}
+	if (n && lacking == 3)
+		line(out, "%c %zu tensor%s in both without a row in common: %s%s", d->o.common ? ' ' : '*', n,
+			plural(n), names, n > NAMED ? ", ..." : "");
+	else if (n)
+		line(out, "%c %zu tensor%s only in %s: %s%s", d->o.common ? ' ' : '*', n, plural(n),
+			side_name(d, lacking == 1 ? SIDE_A : SIDE_B), names, n > NAMED ? ", ..." : "");
 }
 
 static void print_points(const struct diff *d, struct buf *out)
 {
 	const struct diff_point *first = first_bad(d);
 	char name[POINT_NAME_MAX + 32];
+	bool header = false;
 
-	if (!d->point_count)
-		return;
-	line(out, "  %-*s %8s %8s %10s %10s %12s  %s", NAME_TEXT, "tensor", "rows", "differ", "max abs", "max rel",
-		"least cos", "worst row: request, position, [column], values");
-	for (size_t i = 0; i < d->point_count; i++)
-		if (d->points[i].rows || !d->o.common)
-			print_point(d, &d->points[i], out);
-	if (d->o.common)
-		print_lacking(d, out);
+	for (size_t i = 0; i < d->point_count; i++) {
+		if (!d->points[i].rows)
+			continue;
+		if (!header)
+			line(out, "  %-*s %8s %8s %10s %10s %12s  %s", NAME_TEXT, "tensor", "rows", "differ", "max abs",
+				"max rel", "least cos", "worst row: request, position, [column], values");
+		header = true;
+		print_point(d, &d->points[i], out);
+	}
+	for (unsigned lacking = 1; lacking <= 3; lacking++)
+		print_lacking(d, lacking, out);
 	if (!first)
 		return;
 	point_format(&first->point, name);
-	line(out, "first %s: %s, %llu of %llu rows", d->o.tol >= 0 || d->o.atol >= 0 ? "over tolerance" : "difference",
-		name, (unsigned long long)first->over, (unsigned long long)first->rows);
+	line(out, "first %s: %s, %llu of %llu row%s", d->o.tol >= 0 || d->o.atol >= 0 ? "over tolerance" : "difference",
+		name, (unsigned long long)first->over, (unsigned long long)first->rows, plural(first->rows));
 }
 
 /* ---- tokens and frames ---- */
@@ -139,13 +157,13 @@ static void print_request(const struct diff *d, const struct diff_request *r, st
 {
 	char id[REQUEST_ID_MAX + 1], label[REQUEST_ID_MAX + 40], token[2][32];
 
-	snprintf(label, sizeof label, "%s", name_of(d, r->stream, id));
+	snprintf(label, sizeof label, "%s", diff_name(d, r->stream, id));
 	if (r->choice)
 		snprintf(label + strlen(label), sizeof label - strlen(label), " choice %llu",
 			(unsigned long long)r->choice);
 	if (!r->tokens[0] || !r->tokens[1]) {
-		line(out, "%c %s: %llu tokens only in %s", d->o.common ? ' ' : '*', label,
-			(unsigned long long)(r->tokens[0] + r->tokens[1]),
+		line(out, "%c %s: %llu token%s only in %s", d->o.common ? ' ' : '*', label,
+			(unsigned long long)(r->tokens[0] + r->tokens[1]), plural(r->tokens[0] + r->tokens[1]),
 			side_name(d, r->tokens[0] ? SIDE_A : SIDE_B));
 		return;
 	}
@@ -155,20 +173,20 @@ static void print_request(const struct diff *d, const struct diff_request *r, st
 		line(out, "* %s: token %llu is %s in %s, %s in %s", label, (unsigned long long)r->index, token[0],
 			side_name(d, SIDE_A), token[1], side_name(d, SIDE_B));
 	if (r->over_logprobs)
-		line(out, "* %s: %llu logprobs differ, by %.3g at most", label, (unsigned long long)r->over_logprobs,
-			r->logprob);
+		line(out, "* %s: %llu logprob%s, by %.3g at most", label, (unsigned long long)r->over_logprobs,
+			r->over_logprobs == 1 ? " differs" : "s differ", r->logprob);
 	if (r->other)
-		line(out, "* %s: %llu tokens differ in other keys, first '%s': %s, %s", label,
-			(unsigned long long)r->other, r->first_other.path, r->first_other.a, r->first_other.b);
+		line(out, "* %s: %llu token%s in other keys, first '%s': %s, %s", label,
+			(unsigned long long)r->other, r->other == 1 ? " differs" : "s differ", r->first_other.path,
+			r->first_other.a, r->first_other.b);
 }
 
 static void print_requests(const struct diff *d, struct buf *out)
 {
 	uint64_t tokens = 0, logprobs = 0;
+	size_t answers = 0;
 	double apart_by = 0;
 
-	if (!d->request_count)
-		return;
 	for (size_t i = 0; i < d->request_count; i++) {
 		const struct diff_request *r = &d->requests[i];
 
@@ -176,10 +194,13 @@ static void print_requests(const struct diff *d, struct buf *out)
 			print_request(d, r, out);
 		tokens += r->differs ? r->index : r->tokens[0] < r->tokens[1] ? r->tokens[0] : r->tokens[1];
 		logprobs += r->logprobs;
+		answers += r->tokens[0] && r->tokens[1];
 		apart_by = fmax(apart_by, r->logprob);
 	}
-	line(out, "  %zu answers, %llu tokens the same before any difference, %llu logprobs within %.3g",
-		d->request_count, (unsigned long long)tokens, (unsigned long long)logprobs, apart_by);
+	if (answers)
+		line(out, "  %zu answer%s, %llu token%s the same before any difference, %llu logprob%s within %.3g",
+			answers, plural(answers), (unsigned long long)tokens, plural(tokens),
+			(unsigned long long)logprobs, plural(logprobs), apart_by);
 }
 
 static void print_frame(const struct diff *d, const struct diff_frame *f, struct buf *out)
@@ -191,11 +212,25 @@ static void print_frame(const struct diff *d, const struct diff_frame *f, struct
 		snprintf(at, sizeof at, " number %llu", (unsigned long long)f->ordinal + 1);
 	if (f->has[0] && f->has[1])
 		line(out, "%c %s of %s%s: '%s' is %s in %s, %s in %s", mark, frame_type_name(f->type),
-			name_of(d, f->stream, id), at, f->d.path, *f->d.a ? f->d.a : "absent", side_name(d, SIDE_A),
+			diff_name(d, f->stream, id), at, f->d.path, *f->d.a ? f->d.a : "absent", side_name(d, SIDE_A),
 			*f->d.b ? f->d.b : "absent", side_name(d, SIDE_B));
 	else
-		line(out, "%c %s of %s%s: only in %s", mark, frame_type_name(f->type), name_of(d, f->stream, id), at,
+		line(out, "%c %s of %s%s: only in %s", mark, frame_type_name(f->type), diff_name(d, f->stream, id), at,
 			side_name(d, f->has[0] ? SIDE_A : SIDE_B));
+}
+
+static void print_verdict(const struct diff *d, struct buf *out)
+{
+	char why[1024];
+
+	if (diff_compared(d)) {
+		line(out, "%s", diff_same(d) ? "the same" : "different");
+	} else if (diff_same(d)) {
+		line(out, "the same: both are empty");
+	} else {
+		diff_nothing(d, why, sizeof why);
+		line(out, "nothing could be compared: %s", why);
+	}
 }
 
 static void print_text(const struct diff *d, struct buf *out)
@@ -209,8 +244,9 @@ static void print_text(const struct diff *d, struct buf *out)
 	for (size_t i = 0; i < d->frame_count; i++)
 		print_frame(d, &d->frames[i], out);
 	if (d->frames_compared)
-		line(out, "  %llu other frames compared", (unsigned long long)d->frames_compared);
-	line(out, "%s", diff_bad(d) ? "different" : "the same");
+		line(out, "  %llu other frame%s compared", (unsigned long long)d->frames_compared,
+			plural(d->frames_compared));
+	print_verdict(d, out);
 }
 
 /* ---- JSON ---- */
@@ -243,7 +279,7 @@ static void put_point(struct jw *w, const struct diff *d, const struct diff_poin
 	if (p->differing > p->other_shape) {
 		jw_key(w, "worst");
 		jw_obj(w);
-		jw_put_str(w, "request", name_of(d, p->stream, id));
+		jw_put_str(w, "request", diff_name(d, p->stream, id));
 		jw_put_uint(w, "position", p->position);
 		jw_put_uint(w, "column", p->worst.col);
 		jw_put_real(w, "a", p->worst.a);
@@ -258,7 +294,7 @@ static void put_request(struct jw *w, const struct diff *d, const struct diff_re
 	char id[REQUEST_ID_MAX + 1];
 
 	jw_obj(w);
-	jw_put_str(w, "request", name_of(d, r->stream, id));
+	jw_put_str(w, "request", diff_name(d, r->stream, id));
 	jw_put_uint(w, "choice", r->choice);
 	put_pair(w, "tokens", r->tokens);
 	jw_key(w, "differs_at");
@@ -288,7 +324,7 @@ static void put_frame(struct jw *w, const struct diff *d, const struct diff_fram
 
 	jw_obj(w);
 	jw_put_str(w, "type", frame_type_name(f->type));
-	jw_put_str(w, "request", name_of(d, f->stream, id));
+	jw_put_str(w, "request", diff_name(d, f->stream, id));
 	jw_put_uint(w, "number", f->ordinal);
 	jw_key(w, "in");
 	jw_arr(w);
@@ -304,13 +340,19 @@ static void put_frame(struct jw *w, const struct diff *d, const struct diff_fram
 static void print_json(const struct diff *d, struct buf *out)
 {
 	const struct diff_point *first = first_bad(d);
-	char name[POINT_NAME_MAX + 32];
+	char name[POINT_NAME_MAX + 32], why[1024];
 	struct jw w;
 
 	jw_init(&w, out);
 	jw_obj(&w);
 	jw_key(&w, "same");
-	jw_bool(&w, !diff_bad(d));
+	jw_bool(&w, diff_same(d));
+	jw_key(&w, "compared");
+	jw_bool(&w, diff_compared(d));
+	if (!diff_compared(d) && !diff_same(d)) {
+		diff_nothing(d, why, sizeof why);
+		jw_put_str(&w, "why", why);
+	}
 	jw_key(&w, "models");
 	jw_arr(&w);
 	jw_str(&w, d->c[0].hello.model);

@@ -178,8 +178,8 @@ static int compare_place(const struct diff *d, const struct cap_rows *a, const s
 	kb = d->rank[SIDE_B][b->key];
 	if (ka != kb)
 		return ka < kb ? -1 : 1;
-	if (a->stream != b->stream)
-		return a->stream < b->stream ? -1 : 1;
+	if (a->turn != b->turn)
+		return a->turn < b->turn ? -1 : 1;
 	return 0;
 }
 

@@ -43,7 +43,7 @@ size_t meta_others(struct meta m, const char *const *known);
  */
 struct meta_compare {
 	bool (*skip)(const char *key, size_t n);
-	bool (*near)(void *ctx, double a, double b);
+	bool (*near)(void *ctx, const char *path, double a, double b);
 	void *ctx;
 };
 struct meta_difference { char path[200], a[200], b[200]; };

@@ -73,7 +73,7 @@ static bool same_number(const struct walk *w, const msgpack_object *a, const msg
 
 	if (is_whole(a) && is_whole(b))
 		return a->type == b->type && a->via.u64 == b->via.u64;
-	return x == y || (isnan(x) && isnan(y)) || (w->how->near && w->how->near(w->how->ctx, x, y));
+	return x == y || (isnan(x) && isnan(y)) || (w->how->near && w->how->near(w->how->ctx, w->d->path, x, y));
 }
 
 static bool same_bytes(const char *p, size_t n, const char *q, size_t m)

@@ -22,6 +22,8 @@ static int compare_rows(const void *a, const void *b, void *ctx)
 
 	if (kx != ky)
 		return kx < ky ? -1 : 1;
+	if (x->turn != y->turn)
+		return x->turn < y->turn ? -1 : 1;
 	if (x->stream != y->stream)
 		return x->stream < y->stream ? -1 : 1;
 	if (x->first != y->first)

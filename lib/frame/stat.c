@@ -16,6 +16,7 @@ struct by_point { struct point point; uint64_t frames, rows, bytes; };
 
 struct by_request {
 	uint64_t stream, prompt, tokens;
+	bool has_prompt;
 	uint64_t arrival, first, last; /* ns; 0: not said */
 	char id[REQUEST_ID_MAX + 1], end[24];
 };
@@ -51,6 +52,15 @@ static int request_of(struct stat_table *t, uint64_t stream, struct by_request *
 	return 0;
 }
 
+/* As prefilled and done frames say it; the request itself knows better. */
+static void prompt_from_usage(struct by_request *r, const struct frame *f)
+{
+	struct meta usage;
+
+	if (!r->has_prompt && meta_map(f->meta, "usage", &usage) == META_OK)
+		r->has_prompt = meta_uint(usage, "prompt", &r->prompt) == META_OK;
+}
+
 static void count_request(struct by_request *r, const struct frame *f)
 {
 	struct frame_tensor tokens;
@@ -63,6 +73,10 @@ static void count_request(struct by_request *r, const struct frame *f)
 		meta_uint(f->meta, "arrival_ns", &r->arrival);
 		if (frame_tensor_get(f, "tokens", &tokens, &ignored) == 0)
 			r->prompt = tokens.nbytes / dtype_size(tokens.type);
+		r->has_prompt |= r->prompt > 0;
+		break;
+	case FRAME_PREFILLED:
+		prompt_from_usage(r, f);
 		break;
 	case FRAME_TOKEN:
 		r->tokens++;
@@ -73,6 +87,7 @@ static void count_request(struct by_request *r, const struct frame *f)
 		r->last = t;
 		break;
 	case FRAME_DONE:
+		prompt_from_usage(r, f);
 		meta_cstr(f->meta, "id", r->id, sizeof r->id);
 		if (meta_cstr(f->meta, "finish_reason", r->end, sizeof r->end) != META_OK)
 			snprintf(r->end, sizeof r->end, "done");
@@ -187,8 +202,12 @@ static void print_requests(const struct stat_table *t, struct buf *b)
 
 		memcpy(id, r->id, sizeof id);
 		err_one_line(id);
-		buf_printf(b, "%-24s %016llx %8llu %8llu", *id ? id : "-", (unsigned long long)r->stream,
-			(unsigned long long)r->prompt, (unsigned long long)r->tokens);
+		buf_printf(b, "%-24s %016llx", *id ? id : "-", (unsigned long long)r->stream);
+		if (r->has_prompt)
+			buf_printf(b, " %8llu", (unsigned long long)r->prompt);
+		else
+			buf_printf(b, " %8s", "-");
+		buf_printf(b, " %8llu", (unsigned long long)r->tokens);
 		add_ms(b, first_ms(r));
 		add_ms(b, token_ms(r));
 		buf_printf(b, "  %s\n", *r->end ? r->end : "-");
@@ -234,7 +253,11 @@ static void put_request(struct jw *w, const struct by_request *r)
 	jw_obj(w);
 	put_text_or_null(w, "id", r->id);
 	jw_put_hex(w, "stream", r->stream);
-	jw_put_uint(w, "prompt", r->prompt);
+	jw_key(w, "prompt");
+	if (r->has_prompt)
+		jw_uint(w, r->prompt);
+	else
+		jw_null(w);
 	jw_put_uint(w, "tokens", r->tokens);
 	jw_put_real(w, "first_ms", first_ms(r));
 	jw_put_real(w, "ms_per_token", token_ms(r));

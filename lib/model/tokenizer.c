@@ -169,13 +169,13 @@ static int check_keys(const struct tokenizer *t, const json_t *o, const char *co
 	json_t *v;
 
 	if (!json_is_object(o))
-		return err_set(err, DS_DATA, "%s: %s is no object", t->name, what);
+		return err_set(err, DS_DATA, "'%s': %s is no object", t->name, what);
 	json_object_foreach((json_t *)(uintptr_t)o, key, v) {
 		size_t i = 0;
 		while (keys[i] && strcmp(keys[i], key))
 			i++;
 		if (!keys[i])
-			return err_set(err, DS_DATA, "%s: unknown field '%s' of %s", t->name, key, what);
+			return err_set(err, DS_DATA, "'%s': unknown field '%s' of %s", t->name, key, what);
 	}
 	return 0;
 }
@@ -183,7 +183,7 @@ static int check_keys(const struct tokenizer *t, const json_t *o, const char *co
 static int check_id(const struct tokenizer *t, const json_t *v, const char *token, struct ds_err *err)
 {
 	if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= TOKENIZER_MAX_ID)
-		return err_set(err, DS_DATA, "%s: id of token '%s' is not in 0..%d", t->name, token,
+		return err_set(err, DS_DATA, "'%s': id of token '%s' is not in 0..%d", t->name, token,
 			TOKENIZER_MAX_ID - 1);
 	return 0;
 }
@@ -199,7 +199,7 @@ static int read_vocab(struct tokenizer *t, const json_t *vocab, struct ds_err *e
 			return err->code;
 		id = (uint32_t)json_integer_value(v);
 		if (id < t->n && t->tokens[id].known)
-			return err_set(err, DS_DATA, "%s: id %u belongs to two tokens, the second is '%s'", t->name,
+			return err_set(err, DS_DATA, "'%s': id %u belongs to two tokens, the second is '%s'", t->name,
 				id, key);
 		if (put_token(t, key, strlen(key), id, false, err))
 			return err->code;
@@ -213,7 +213,7 @@ static int read_vocab(struct tokenizer *t, const json_t *vocab, struct ds_err *e
 			continue;
 		id = name_id(t, s, n);
 		if (id == NO_ID)
-			return err_set(err, DS_DATA, "%s: no token for the byte 0x%02x", t->name, (unsigned)byte);
+			return err_set(err, DS_DATA, "'%s': no token for the byte 0x%02x", t->name, (unsigned)byte);
 		t->bpe.byte_id[byte] = id;
 	}
 	return 0;
@@ -249,7 +249,7 @@ static int read_merge(struct tokenizer *t, const json_t *m, size_t rank, struct 
 	uint32_t id[3];
 
 	if (!merge_parts(m, part, len))
-		return err_set(err, DS_DATA, "%s: merge %zu is not two tokens", t->name, rank);
+		return err_set(err, DS_DATA, "'%s': merge %zu is not two tokens", t->name, rank);
 	b->len = 0;
 	for (size_t i = 0; i < 2; i++) {
 		id[i] = name_id(t, part[i], len[i]);
@@ -260,7 +260,7 @@ static int read_merge(struct tokenizer *t, const json_t *m, size_t rank, struct 
 	id[2] = name_id(t, b->p, b->len);
 	for (size_t i = 0; i < 3; i++)
 		if (id[i] == NO_ID)
-			return err_set(err, DS_DATA, "%s: merge %zu: no token '%.*s' in the vocabulary", t->name, rank,
+			return err_set(err, DS_DATA, "'%s': merge %zu: no token '%.*s' in the vocabulary", t->name, rank,
 				(int)(i < 2 ? len[i] : b->len), i < 2 ? part[i] : b->p);
 	bpe_put(&t->bpe, id[0], id[1], (uint32_t)rank, id[2]);
 	return 0;
@@ -274,7 +274,7 @@ static int read_merges(struct tokenizer *t, const json_t *merges, struct ds_err 
 	int rc;
 
 	if (n > (size_t)TOKENIZER_MAX_ID * 4)
-		return err_set(err, DS_DATA, "%s: %zu merges are too many", t->name, n);
+		return err_set(err, DS_DATA, "'%s': %zu merges are too many", t->name, n);
 	rc = bpe_init(&t->bpe, n, err);
 	json_array_foreach(merges, i, m) {
 		if (rc)
@@ -298,22 +298,22 @@ static int check_model(const struct tokenizer *t, const json_t *model, struct ds
 	if (check_keys(t, model, keys, "'model'", err))
 		return err->code;
 	if (!type || strcmp(type, "BPE"))
-		return err_set(err, DS_DATA, "%s: unknown model type '%s': only 'BPE' is known", t->name, type ?
+		return err_set(err, DS_DATA, "'%s': unknown model type '%s': only 'BPE' is known", t->name, type ?
 			type : "(none)");
 	v = json_object_get(model, "dropout");
 	if (v && !json_is_null(v) && json_number_value(v) != 0.0)
-		return err_set(err, DS_DATA, "%s: model with 'dropout'", t->name);
+		return err_set(err, DS_DATA, "'%s': model with 'dropout'", t->name);
 	for (size_t i = 0; i < ARRAY_LEN(affixes); i++) {
 		v = json_object_get(model, affixes[i]);
 		if (v && !json_is_null(v) && !(json_is_string(v) && !json_string_length(v)))
-			return err_set(err, DS_DATA, "%s: model with '%s'", t->name, affixes[i]);
+			return err_set(err, DS_DATA, "'%s': model with '%s'", t->name, affixes[i]);
 	}
 	if (json_is_true(json_object_get(model, "byte_fallback")))
-		return err_set(err, DS_DATA, "%s: model with 'byte_fallback'", t->name);
+		return err_set(err, DS_DATA, "'%s': model with 'byte_fallback'", t->name);
 	if (!json_is_object(json_object_get(model, "vocab")))
-		return err_set(err, DS_DATA, "%s: model without 'vocab'", t->name);
+		return err_set(err, DS_DATA, "'%s': model without 'vocab'", t->name);
 	if (!json_is_array(json_object_get(model, "merges")))
-		return err_set(err, DS_DATA, "%s: model without 'merges'", t->name);
+		return err_set(err, DS_DATA, "'%s': model without 'merges'", t->name);
 	return 0;
 }
 
@@ -330,17 +330,17 @@ static int read_added_one(struct tokenizer *t, const json_t *a, struct ds_err *e
 	if (check_keys(t, a, keys, "an added token", err))
 		return err->code;
 	if (!s || !n || n > TOKENIZER_MAX_ADDED_BYTES)
-		return err_set(err, DS_DATA, "%s: added token whose 'content' is not a string of 1..%d bytes", t->name,
+		return err_set(err, DS_DATA, "'%s': added token whose 'content' is not a string of 1..%d bytes", t->name,
 			TOKENIZER_MAX_ADDED_BYTES);
 	if (check_id(t, json_object_get(a, "id"), s, err))
 		return err->code;
 	for (size_t i = 0; i < ARRAY_LEN(off); i++)
 		if (json_is_true(json_object_get(a, off[i])))
-			return err_set(err, DS_DATA, "%s: added token '%s' with '%s'", t->name, s, off[i]);
+			return err_set(err, DS_DATA, "'%s': added token '%s' with '%s'", t->name, s, off[i]);
 	id = (uint32_t)json_integer_value(json_object_get(a, "id"));
 	there = name_id(t, s, n);
 	if (there != NO_ID ? there != id || t->tokens[id].added : id < t->n && t->tokens[id].known)
-		return err_set(err, DS_DATA, "%s: added token '%s' has the id or the content of another token",
+		return err_set(err, DS_DATA, "'%s': added token '%s' has the id or the content of another token",
 			t->name, s);
 	if (there == NO_ID && put_token(t, s, n, id, true, err))
 		return err->code;
@@ -358,7 +358,7 @@ static int read_added(struct tokenizer *t, const json_t *list, struct ds_err *er
 	size_t i;
 
 	if (list && !json_is_null(list) && !json_is_array(list))
-		return err_set(err, DS_DATA, "%s: 'added_tokens' is no array", t->name);
+		return err_set(err, DS_DATA, "'%s': 'added_tokens' is no array", t->name);
 	json_array_foreach(list, i, a)
 		if (read_added_one(t, a, err))
 			return err->code;
@@ -390,12 +390,12 @@ static int check_top(const struct tokenizer *t, const json_t *root, struct ds_er
 	for (size_t i = 0; i < ARRAY_LEN(off); i++) {
 		const json_t *v = json_object_get(root, off[i]);
 		if (v && !json_is_null(v))
-			return err_set(err, DS_DATA, "%s: '%s' is set", t->name, off[i]);
+			return err_set(err, DS_DATA, "'%s': '%s' is set", t->name, off[i]);
 	}
 	if (!no_normalizer(json_object_get(root, "normalizer")))
-		return err_set(err, DS_DATA, "%s: has a 'normalizer': none is known", t->name);
+		return err_set(err, DS_DATA, "'%s': has a 'normalizer': none is known", t->name);
 	if (!type || strcmp(type, "ByteLevel"))
-		return err_set(err, DS_DATA, "%s: unknown decoder '%s': only 'ByteLevel' is known", t->name, type ?
+		return err_set(err, DS_DATA, "'%s': unknown decoder '%s': only 'ByteLevel' is known", t->name, type ?
 			type : "(none)");
 	return check_model(t, json_object_get(root, "model"), err);
 }
@@ -431,7 +431,7 @@ int tokenizer_parse(struct tokenizer **out, const char *json, size_t n, const ch
 	if (root)
 		rc = read_root(t, root, err);
 	else
-		rc = err_set(err, DS_DATA, "%s: bad JSON at line %d: %s", name, why.line, why.text);
+		rc = err_set(err, DS_DATA, "'%s': bad JSON at line %d: %s", name, why.line, why.text);
 	json_decref(root);
 	if (rc) {
 		tokenizer_free(t);

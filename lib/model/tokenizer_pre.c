@@ -43,7 +43,7 @@ static int add_split(struct pre *pre, const char *pattern, size_t n, const char 
 	int code, rc;
 
 	if (pre->n == TOKENIZER_MAX_SPLITS)
-		return err_set(err, DS_DATA, "%s: over %d steps of the pre-tokenizer", name, TOKENIZER_MAX_SPLITS);
+		return err_set(err, DS_DATA, "'%s': over %d steps of the pre-tokenizer", name, TOKENIZER_MAX_SPLITS);
 	rc = regex_translate(pattern, n, name, &b, err);
 	if (rc)
 		goto out;
@@ -52,7 +52,7 @@ static int add_split(struct pre *pre, const char *pattern, size_t n, const char 
 		PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code, &at, NULL);
 	if (!s->code) {
 		pcre2_get_error_message(code, why, sizeof(why));
-		rc = err_set(err, DS_DATA, "%s: bad pattern '%.*s': %s", name, (int)(n < 200 ? n : 200), pattern,
+		rc = err_set(err, DS_DATA, "'%s': bad pattern '%.*s': %s", name, (int)(n < 200 ? n : 200), pattern,
 			(const char *)why);
 		goto out;
 	}
@@ -76,7 +76,7 @@ static int known_keys(const json_t *o, const char *const *keys, const char *name
 		while (keys[i] && strcmp(keys[i], key))
 			i++;
 		if (!keys[i])
-			return err_set(err, DS_DATA, "%s: unknown field '%s' of %s", name, key, what);
+			return err_set(err, DS_DATA, "'%s': unknown field '%s' of %s", name, key, what);
 	}
 	return 0;
 }
@@ -99,13 +99,13 @@ static int parse_split(struct pre *pre, const json_t *o, const char *name, struc
 		"a pattern", err))
 		return err->code;
 	if (!json_is_string(regex))
-		return err_set(err, DS_DATA, "%s: pre-tokenizer 'Split' without a pattern 'Regex'", name);
+		return err_set(err, DS_DATA, "'%s': pre-tokenizer 'Split' without a pattern 'Regex'", name);
 	if (!behavior || strcmp(behavior, "Isolated"))
-		return err_set(err, DS_DATA, "%s: pre-tokenizer 'Split' with behavior '%s': only 'Isolated' is known",
+		return err_set(err, DS_DATA, "'%s': pre-tokenizer 'Split' with behavior '%s': only 'Isolated' is known",
 			name,
 			behavior ? behavior : "(none)");
 	if (!json_is_false(json_object_get(o, "invert")))
-		return err_set(err, DS_DATA, "%s: pre-tokenizer 'Split' where 'invert' is not false", name);
+		return err_set(err, DS_DATA, "'%s': pre-tokenizer 'Split' where 'invert' is not false", name);
 	return add_split(pre, json_string_value(regex), json_string_length(regex), name, err);
 }
 
@@ -116,10 +116,10 @@ static int parse_bytes(struct pre *pre, const json_t *o, const char *name, struc
 	if (known_keys(o, keys, name, "the pre-tokenizer 'ByteLevel'", err))
 		return err->code;
 	if (!json_is_false(json_object_get(o, "add_prefix_space")))
-		return err_set(err, DS_DATA, "%s: pre-tokenizer 'ByteLevel' where 'add_prefix_space' is not false",
+		return err_set(err, DS_DATA, "'%s': pre-tokenizer 'ByteLevel' where 'add_prefix_space' is not false",
 			name);
 	if (!json_is_false(json_object_get(o, "use_regex")))
-		return err_set(err, DS_DATA, "%s: pre-tokenizer 'ByteLevel' where 'use_regex' is not false", name);
+		return err_set(err, DS_DATA, "'%s': pre-tokenizer 'ByteLevel' where 'use_regex' is not false", name);
 	pre->bytes = true;
 	return 0;
 }
@@ -132,7 +132,7 @@ static int parse_digits(struct pre *pre, const json_t *o, const char *name, stru
 	if (known_keys(o, keys, name, "the pre-tokenizer 'Digits'", err))
 		return err->code;
 	if (!json_is_boolean(one))
-		return err_set(err, DS_DATA, "%s: pre-tokenizer 'Digits' without 'individual_digits'", name);
+		return err_set(err, DS_DATA, "'%s': pre-tokenizer 'Digits' without 'individual_digits'", name);
 	return json_is_true(one) ? add_split(pre, "\\p{N}", 5, name, err) : add_split(pre, "\\p{N}+", 6, name, err);
 }
 
@@ -143,7 +143,7 @@ static int parse_step(struct pre *pre, const json_t *o, const char *name, int de
 	size_t i;
 
 	if (pre->bytes)
-		return err_set(err, DS_DATA, "%s: pre-tokenizer '%s' behind 'ByteLevel'", name, type);
+		return err_set(err, DS_DATA, "'%s': pre-tokenizer '%s' behind 'ByteLevel'", name, type);
 	if (!strcmp(type, "Split"))
 		return parse_split(pre, o, name, err);
 	if (!strcmp(type, "ByteLevel"))
@@ -152,7 +152,7 @@ static int parse_step(struct pre *pre, const json_t *o, const char *name, int de
 		return parse_digits(pre, o, name, err);
 	list = json_object_get(o, "pretokenizers");
 	if (strcmp(type, "Sequence") || !json_is_array(list) || depth > 3)
-		return err_set(err, DS_DATA, "%s: unknown pre-tokenizer '%s'", name, type);
+		return err_set(err, DS_DATA, "'%s': unknown pre-tokenizer '%s'", name, type);
 	json_array_foreach(list, i, step)
 		if (parse_step(pre, step, name, depth + 1, err))
 			return err->code;
@@ -169,7 +169,7 @@ int pre_parse(struct pre **out, const json_t *json, const char *name, struct ds_
 	if (parse_step(pre, json, name, 0, err))
 		goto out;
 	if (!pre->bytes) {
-		err_set(err, DS_DATA, "%s: pre-tokenizer without 'ByteLevel': only byte-level BPE is known", name);
+		err_set(err, DS_DATA, "'%s': pre-tokenizer without 'ByteLevel': only byte-level BPE is known", name);
 		goto out;
 	}
 	pre->mc = pcre2_match_context_create(NULL);

@@ -24,7 +24,7 @@ static int refuse(struct scan *s, size_t at, size_t len, const char *what)
 {
 	if (len > s->n - at)
 		len = s->n - at;
-	return err_set(s->err, DS_DATA, "%s: pattern uses '%.*s' (%s), which this program does not know", s->name,
+	return err_set(s->err, DS_DATA, "'%s': pattern uses '%.*s' (%s), which this program does not know", s->name,
 		(int)len, s->p + at, what);
 }
 
@@ -165,7 +165,7 @@ int regex_translate(const char *p, size_t n, const char *name, struct buf *out, 
 	int rc = 0;
 
 	if (n > TOKENIZER_MAX_PATTERN)
-		return err_set(err, DS_DATA, "%s: pattern of %zu bytes, at most %d are read", name, n,
+		return err_set(err, DS_DATA, "'%s': pattern of %zu bytes, at most %d are read", name, n,
 			TOKENIZER_MAX_PATTERN);
 	while (!rc && s.i < n) {
 		switch (p[s.i]) {

@@ -66,8 +66,9 @@ static int admit(struct decode *d, struct job *j, struct ds_err *err)
 {
 	if (j->state == JOB_READY && kv_blocks_for(j->position + 1) > d->w->pool->blocks)
 		return err_set(err, DS_CONFIG,
-			"request '%s': token %llu does not fit in --kv-memory (%zu blocks of %d tokens)",
-			j->g->request.id, (unsigned long long)j->position, d->w->pool->blocks, KV_BLOCK);
+			"request '%s': token %llu does not fit in --kv-memory (%zu block%s of %d tokens)",
+			j->g->request.id, (unsigned long long)j->position, d->w->pool->blocks,
+			plural(d->w->pool->blocks), KV_BLOCK);
 	return j->state == JOB_PROMPT && !j->at.begun ? prompt_begin(d->w, &j->at, err) : 0;
 }
 
@@ -252,8 +253,9 @@ static void time_step(struct decode *d, size_t running, bool drafted, size_t tok
 	double ratio;
 
 	if (draft_timed(&d->policy, running, drafted, tokens, ns, &ratio, &again))
-		log_msg(again ? LOG_INFO : LOG_WARN, "--mtp %zu does not pay with %zu requests in a step: %.2f times "
-			"the speed without; off for the next steps like this", d->o.drafts, running, ratio);
+		log_msg(again ? LOG_INFO : LOG_WARN, "--mtp %zu does not pay with %zu request%s in a step: %.2f times "
+			"the speed without; off for the next steps like this", d->o.drafts, running, plural(running),
+			ratio);
 }
 
 int decode_step(struct decode *d, bool *busy, struct ds_err *err)
@@ -263,8 +265,6 @@ int decode_step(struct decode *d, bool *busy, struct ds_err *err)
 	bool drafted = d->o.drafts && add_drafts(d, n);
 	int rc = drafted ? draft(d, n, err) : 0;
 
-	if (!rc && d->o.drafts)
-		rc = draft_catch_up(d, n, err);
 	*busy = n > 0;
 	if (!n || rc)
 		return rc;

@@ -32,6 +32,9 @@ struct stage_options {
 	const char *log_format;
 };
 
+/* What is not in the table, because nobody would write it. */
+#define STAGE_DEFAULTS { .ready_fd = -1 }
+
 /* The rows of an option table for these, ready to be pasted in front of a program's own: of filters... */
 #define FILTER_OPTIONS(o) \
 	{ .name = "input", .letter = 'i', .arg = "FILE", .help = "read from FILE ('-': stdin)", .def = "-", \
@@ -49,14 +52,14 @@ struct stage_options {
 	{ .name = "log-format", .arg = "text|json", .help = "how messages on stderr are written", .def = "text", \
 	  .type = OPT_STR, .dst = &(o).log_format, .env = true }
 
-/* ...and of what may be a service, too.  A filter sets ready_fd to -1 itself. */
+/* ...and of what may be a service, too. */
 #define STAGE_OPTIONS(o) \
 	{ .name = "listen", .letter = 'l', .arg = "ADDR", .help = "serve on unix:PATH, tcp:HOST:PORT or fd:N", \
 	  .type = OPT_STR, .dst = &(o).listen, .env = true }, \
 	{ .name = "insecure", .help = "let --listen use a TCP address beyond loopback, without TLS", \
 	  .type = OPT_FLAG, .dst = &(o).anywhere }, \
-	{ .name = "ready-fd", .arg = "N", .help = "write a newline to descriptor N when serving", .def = "-1", \
-	  .type = OPT_INT, .dst = &(o).ready_fd, .min = -1, .max = 1 << 20 }, \
+	{ .name = "ready-fd", .arg = "N", .help = "write a newline to descriptor N when serving", \
+	  .type = OPT_INT, .dst = &(o).ready_fd, .max = 1 << 20 }, \
 	{ .name = "drain-timeout", .arg = "TIME", .help = "let running work finish this long after SIGTERM", \
 	  .def = "25s", .type = OPT_TIME, .dst = &(o).drain_ns, .env = true }, \
 	FILTER_OPTIONS(o)

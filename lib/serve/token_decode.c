@@ -450,9 +450,8 @@ static int decode_frame(void *ctx, struct source *src, struct frame *f, struct d
 			return stage_forward(src, f);
 		if (f->flags & FRAME_DROPPABLE)
 			return 0;
-		return err_set(err, DS_DATA, "frame %llu (%s) is not for ds-token: tokens are made by ds-decode",
-			(unsigned long long)f->number,
-			frame_type_name(f->type));
+		return err_set(err, DS_DATA, "'%s': frame %llu: a '%s' frame is not for ds-token: tokens are made by "
+			"ds-decode", source_name(src), (unsigned long long)f->number, frame_type_name(f->type));
 	}
 	if (rc && !err->text[0])
 		err_nomem(err, 64, "an answer");

@@ -69,8 +69,9 @@ int work_open(struct work *w, const struct work_options *o, const struct stage_o
 		rc = err_nomem(err, 2 * w->max_segs * sizeof(*w->segs), "segments");
 		goto fail;
 	}
-	log_msg(LOG_INFO, "model %s in '%s', kernels %s, %d threads, %zu KV blocks of %d tokens", w->model->fingerprint,
-		o->model, engine_kernels(w->engine), c.threads, w->pool->blocks, KV_BLOCK);
+	log_msg(LOG_INFO, "model %s in '%s', kernels %s, %d thread%s, %zu KV block%s of %d tokens", w->model->fingerprint,
+		o->model, engine_kernels(w->engine), c.threads, plural((uint64_t)c.threads), w->pool->blocks,
+		plural(w->pool->blocks), KV_BLOCK);
 	return 0;
 fail:
 	work_close(w);
@@ -189,8 +190,8 @@ static int check_prompt(const struct work *w, const struct frame *f, const char 
 				ids[i], i, c->vocab);
 	if (kv_blocks_for(n) > w->pool->blocks)
 		return err_set(err, DS_CONFIG,
-			"request '%s': prompt of %zu tokens needs %zu KV blocks, --kv-memory holds %zu", id,
-			n, kv_blocks_for(n), w->pool->blocks);
+			"request '%s': prompt of %zu token%s needs %zu KV block%s, --kv-memory holds %zu", id,
+			n, plural(n), kv_blocks_for(n), plural(kv_blocks_for(n)), w->pool->blocks);
 	return 0;
 }
 
@@ -222,7 +223,7 @@ int work_whole(const struct frame *f, struct source *src, struct ds_err *err)
 	if (!(f->flags & FRAME_MORE))
 		return 0;
 	return err_set(err, DS_DATA,
-		"%s: frame %llu: a payload cut into several frames is not supported by this version",
+		"'%s': frame %llu: a payload cut into several frames is not supported by this version",
 		source_name(src), (unsigned long long)f->number);
 }
 
@@ -230,7 +231,7 @@ int work_twice(const struct frame *f, struct source *src, struct ds_err *err)
 {
 	char id[REQUEST_ID_MAX + 1];
 
-	return err_set(err, DS_DATA, "%s: frame %llu: request '%s' is still running; names must differ",
+	return err_set(err, DS_DATA, "'%s': frame %llu: request '%s' is still running; names must differ",
 		source_name(src), (unsigned long long)f->number, work_name(f, id) ? id : "");
 }
 
@@ -246,7 +247,7 @@ int work_other(struct source *src, const struct frame *f, struct ds_err *err)
 		return stage_forward(src, f);
 	if (f->flags & FRAME_DROPPABLE || f->type == FRAME_STAT)
 		return 0;
-	return err_set(err, DS_DATA, "%s: frame %llu: a '%s' frame has no place in this stream", source_name(src),
+	return err_set(err, DS_DATA, "'%s': frame %llu: a '%s' frame has no place in this stream", source_name(src),
 		(unsigned long long)f->number, frame_type_name(f->type));
 }
 

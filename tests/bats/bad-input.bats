@@ -227,7 +227,8 @@ one_error() {
 }
 
 @test "tokens given to decode, KV given to prefill, requests given to ds-token decode: 65 and what was wrong" {
-	refused 65 '' ds-decode -m "$DS_MODEL" <token
+	refused 65 "ds-decode: '<stdin>': frame 1: a 'token' frame has no place" ds-decode -m "$DS_MODEL" <token
+	refused 65 "ds-prefill: '<stdin>': frame 1: a 'token' frame has no place" ds-prefill -m "$DS_MODEL" <token
 	refused 65 '' ds-prefill -m "$DS_MODEL" <kv
 	refused 65 '' ds-token -m "$DS_MODEL" decode <request
 }

@@ -153,14 +153,16 @@ differ() {
 	OPTIONS='' differ d "$T/tail" '18 rows only in d'
 	run -0 limited ds-frame diff --common d "$T/tail"
 	ds-frame filter -p 'layer.*.out' d >"$T/out"
-	OPTIONS='' differ "$T/out" d 'rows only in d' '* embed'
+	OPTIONS='' differ "$T/out" d '* 27 tensors only in d: embed, layer.0.q, layer.0.kv, ...'
+	[ "$(wc -l <<<"$output")" -eq 6 ]
 	run -0 limited ds-frame diff --common d "$T/out"
-	assert_line --partial 'tensors only in d'
+	assert_line '  27 tensors only in d: embed, layer.0.q, layer.0.kv, ...'
+	refute_line --partial '*'
 }
 
 @test "diff: rows of another width, and a row that comes twice" {
 	edit d "$T/wide" 'if meta.get("point") == "final": t = meta["tensors"][0]; t[3] = [t[3][0], t[3][1] // 2]; t[5] //= 2'
-	OPTIONS='--tol 1e9 --atol 1e30' differ d "$T/wide" 'rows of other widths'
+	OPTIONS='--tol 1e9 --atol 1e30' differ d "$T/wide" '  513 rows of another width'
 	edit d "$T/twice" 'if meta.get("point") == "embed": data[0] ^= 255'
 	ds-frame merge "$T/twice" d >"$T/last-right"
 	run -0 limited ds-frame diff "$T/last-right" d
@@ -176,14 +178,94 @@ differ() {
 	edit tok "$T/short" "drop = kind == 5 and stream == 0x$stream and meta['index'] >= 5"
 	OPTIONS='' differ tok "$T/short" '* m2: token 5 is ' ", none in $T/short"
 	edit tok "$T/logprob" "if kind == 5 and stream == 0x$stream and meta['index'] == 1: meta['logprob'] -= 0.01"
-	OPTIONS='' differ tok "$T/logprob" '* m2: 1 logprobs differ, by 0.01 at most'
+	OPTIONS='' differ tok "$T/logprob" '* m2: 1 logprob differs, by 0.01 at most'
 	run -0 limited ds-frame diff --atol 0.011 tok "$T/logprob"
 	OPTIONS='--atol 0.009' differ tok "$T/logprob"
 	edit tok "$T/gone" "drop = kind in (5, 6) and stream == 0x$stream"
 	OPTIONS='' differ tok "$T/gone" '* m2: 7 tokens only in tok' '* done of m2: only in tok'
 	run -0 limited ds-frame diff --common tok "$T/gone"
 	edit tok "$T/keys" "if kind == 5 and stream == 0x$stream and meta['index'] == 1: meta['hold'] = 2"
-	OPTIONS='' differ tok "$T/keys" "* m2: 1 tokens differ in other keys, first 'hold'"
+	OPTIONS='' differ tok "$T/keys" "* m2: 1 token differs in other keys, first 'hold'"
+}
+
+@test "diff: log-probabilities by their difference, under --tol and --atol alike, also of other tokens and near 0" {
+	edit tok "$T/a" 'if kind == 5 and meta["index"] == 1: meta["logprob"] = -1e-7; meta["top_logprobs"] = [[7, -1e-7], [8, -16.5]]'
+	edit "$T/a" "$T/b" 'if kind == 5 and meta["index"] == 1: meta["logprob"] = -3e-7; meta["top_logprobs"] = [[7, -3e-7], [8, -16.25]]'
+	OPTIONS='--tol 1e-7' differ "$T/a" "$T/b" '* m2: 1 logprob differs, by 2e-07 at most'
+	OPTIONS='--tol 0.2' differ "$T/a" "$T/b" "* m2: 1 token differs in other keys, first 'top_logprobs[1][1]': -16.5, -16.25"
+	[[ $output != *logprob\ differs* ]]
+	run -0 limited ds-frame diff --tol 0.25 "$T/a" "$T/b"
+	run -0 limited ds-frame diff --atol 0.25 "$T/a" "$T/b"
+	assert_line '  6 answers, 45 tokens the same before any difference, 45 logprobs within 2e-07'
+	# Other real numbers in meta are relative to the first.
+	edit req "$T/c" 'if kind == 2: meta["sampling"] = {"temperature": 0.5}'
+	edit req "$T/d" 'if kind == 2: meta["sampling"] = {"temperature": 0.55}'
+	run -0 limited ds-frame diff --tol 0.11 "$T/c" "$T/d"
+	OPTIONS='--tol 0.09' differ "$T/c" "$T/d" "* request of m0: 'sampling.temperature' is 0.5"
+}
+
+# nothing TEXT A B: compares nothing, says TEXT and no verdict, and exits 1, with --common and without.
+nothing() {
+	local options
+	for options in '' --common; do
+		# shellcheck disable=SC2086 # an option or none
+		run -1 limited ds-frame diff $options "$2" "$3"
+		assert_line --partial "nothing could be compared: $1"
+		refute_line 'the same'
+		refute_line different
+		# shellcheck disable=SC2086
+		run -1 limited ds-frame diff --json $options "$2" "$3"
+		assert_output --partial '{"same":false,"compared":false,"why":"'
+	done
+}
+
+@test "diff: an empty comparison is not the same, and says why it is empty" {
+	ds-frame cut -r m2 d | ds-frame pack -f -o "$T/one"
+	ds-frame unpack "$T/one" -r m3 -o "$T/m3"
+	ds-frame cut -r m2 d >"$T/m2"
+	nothing 'both hold embed, but of other requests: ' "$T/m2" "$T/m3"
+	assert_output --partial '; -r of unpack says whose the tensors are'
+	ds-frame unpack "$T/one" -r m2 | ds-frame diff --common - d
+	nothing 'req holds request frames, tok holds answers' req tok
+	nothing 'd holds tensors such as embed, kv holds request frames' d kv
+	ds-frame filter -r m1 tok >"$T/m1"
+	ds-frame filter -r m4 tok >"$T/m4"
+	nothing "both hold done frames, but of other requests: m1 in $T/m1, m4 in $T/m4" "$T/m1" "$T/m4"
+	ds-frame filter -t token "$T/m1" >"$T/t1"
+	ds-frame filter -t token "$T/m4" >"$T/t4"
+	nothing "both hold answers, but of other requests: " "$T/t1" "$T/t4"
+	ds-frame cut -r m2 --position 0..3 d >"$T/p0"
+	ds-frame cut -r m2 --position 4..5 d >"$T/p4"
+	nothing "both hold embed, but at other positions: from 0 on in $T/p0, from 4 on in $T/p4" "$T/p0" "$T/p4"
+	ds-frame filter -p typo d >"$T/empty"
+	nothing "d holds tensors such as embed, $T/empty holds nothing" d "$T/empty"
+	run -0 limited ds-frame diff "$T/empty" "$T/empty"
+	assert_output 'the same: both are empty'
+}
+
+@test "diff and pack list requests in the order in which they came, and a table only where rows were compared" {
+	edit tok "$T/logprob" 'if kind == 5: meta["logprob"] -= 1'
+	OPTIONS='' differ tok "$T/logprob"
+	[ "$(grep -o '^\* m[0-9]' <<<"$output" | tr -d '\n')" = '* m0* m1* m2* m3* m4* m5' ]
+	refute_output --partial 'worst row'
+	ds-frame filter -r m3 tok >"$T/first"
+	ds-frame merge "$T/first" <(ds-frame filter -r m0 -r m1 tok) >"$T/order"
+	OPTIONS='' differ "$T/order" "$T/logprob"
+	[ "$(grep -o '^\* m[0-9]' <<<"$output" | tr -d '\n')" = '* m3* m0* m1* m2* m4* m5' ]
+	ds-frame pack kv -f -o "$T/st"
+	"$PYTHON" - "$T/st" <<-'END'
+		import json, struct, sys
+		raw = open(sys.argv[1], "rb").read()
+		names = list(json.loads(raw[8:8 + struct.unpack("<Q", raw[:8])[0]]))
+		got = [n.split("/")[0] for n in names if n.endswith("/layer.0.cache")]
+		assert got == [f"m{i}" for i in range(6)], got
+	END
+}
+
+@test "diff: the worst row by the request's name where one of the captures has it" {
+	edit kv "$T/rows" 'if kind == 3 and meta["first"] == 0: data[0] ^= 1'
+	OPTIONS='' differ kv "$T/rows"
+	assert_line --regexp '^\* layer\.0\.cache .* m[0-9] 0 \['
 }
 
 @test "diff: other frames by meta, but for times" {
@@ -338,6 +420,8 @@ drop = kind in (5, 6)'
 	refused 64 'two files' ds-frame diff d
 	refused 64 'two files' ds-frame diff d d d
 	refused 64 '--tol' ds-frame diff --tol x d d
+	refused 64 "'dump' does not take --tol" ds-frame dump --tol 1 d
+	refused 64 "'check' does not take --output" ds-frame check -o "$T/x" d
 }
 
 @test "stat: frames, points, requests; as a table and as JSON" {
@@ -356,6 +440,14 @@ drop = kind in (5, 6)'
 		       [(w["id"], len(w["ids"]), w["max_tokens"], "length") for w in want], s["requests"]
 		assert all(r["ms_per_token"] > 0 and r["first_ms"] is None for r in s["requests"])
 	END
+	# Tokens alone: the prompt's length is in the done frame; without that it is not known.
+	run -0 limited ds-frame stat tok
+	assert_line --regexp '^m5 +[0-9a-f]{16} +[1-9][0-9]* +10 '
+	[ "$(ds-frame stat --json tok | grep -o '"prompt":[0-9]*')" = "$(ds-frame stat --json "$T/both" | grep -o '"prompt":[0-9]*')" ]
+	ds-frame filter -t token tok >"$T/tokens"
+	run -0 limited ds-frame stat "$T/tokens"
+	assert_line --regexp '^- +[0-9a-f]{16} +- +10 '
+	[ "$(ds-frame stat --json "$T/tokens" | grep -o '"prompt":null' | wc -l)" -eq 6 ]
 	run -0 limited ds-frame stat d
 	assert_line --regexp '^layer\.\*\.attn_out +6 +'
 	refused 65 truncated sh -c 'head -c 3000 kv | ds-frame stat'

@@ -92,6 +92,17 @@ page_options() {
 	each check
 }
 
+@test "no option shows a default that only means that it is not given" {
+	check() {
+		"$1" --options | awk -F '\t' '$4 == "-1" && $1 != "seed" { print; bad = 1 } END { exit bad }' ||
+			complain "$1 shows such a default"
+	}
+	each check # a seed of -1 is one that people write
+	refused 64 '--values' ds-frame dump -n -1
+	refused 64 '--tol' ds-frame diff --tol -1 a b
+	refused 64 '--ready-fd' ds-decode --ready-fd -1
+}
+
 @test "an unknown option is one line and exit status 64" {
 	check() { refused 64 'no-such-option' "$1" --no-such-option </dev/null; }
 	each check

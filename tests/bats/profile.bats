@@ -69,6 +69,26 @@ still() {
 	cmp <(grep -o '"tokens_out":[0-9]*' d.err) <(grep -o '"tokens_out":[0-9]*' plain.err) # drafts are no tokens
 }
 
+@test "steps have the same numbers in a trace and in a dump, from 0" {
+	requests 5 6 >in
+	limited ds-prefill -m "$DS_MODEL" --chunk 40 --batch-tokens 60 --trace p.json --dump embed --dump-to p.dump <in >kv
+	limited ds-decode -m "$DS_MODEL" --mtp 2 --mtp-always --trace d.json --dump '*.kv,embed' --dump-to d.dump -i in >out
+	"$PYTHON" - "$DS_ROOT/tests/bats" p d <<-'END'
+		import json, sys
+		sys.path.insert(0, sys.argv[1])
+		import dsf
+		for run in sys.argv[2:]:
+		    spans = [e for e in json.load(open(run + ".json")) if e["ph"] == "X" and e["name"] in ("step", "draft")]
+		    steps = {e["args"]["step"]: e["args"]["rows"] for e in spans if e["name"] == "step"}
+		    dump = [meta for kind, _, _, _, meta, _ in dsf.read_frames(run + ".dump") if kind == 13]
+		    rows = {m["step"]: sum(r[2] for r in m["rows"]) for m in dump if m["point"] == "embed"}
+		    assert list(steps) == list(range(len(steps))) and len(steps) > 3 and rows == steps, (run, steps, rows)
+		    drafts = [(e["args"]["step"], e["args"]["rows"]) for e in spans if e["name"] == "draft"]
+		    assert drafts == [(m["step"], sum(r[2] for r in m["rows"])) for m in dump if m.get("layer") == 3], run
+		    assert bool(drafts) == (run == "d")
+	END
+}
+
 @test "a run that fails before its first step prints no statistics" {
 	echo "no frames" >kv
 	refused 65 "" ds-decode -m "$DS_MODEL" --stats -i kv

@@ -97,11 +97,26 @@ nothing_like() {
 	refused 64 "cannot make '$D/m/': it is the model to be read" ds-model quantise -f "$D/m" "$D/m/"
 	limited ds-model verify "$D/m"
 	refused 64 "quantise needs a model's directory and one to make" ds-model quantise "$D/m"
+	DS_MODEL=$D/m refused 64 "quantise needs a model's directory and one to make" ds-model quantise "$D/x"
 	refused 64 "both --output and the operand" ds-model quantise "$D/m" "$D/x" -o "$D/y"
 	refused 64 "quantise takes no operand '$D/y'" ds-model quantise "$D/m" "$D/x" "$D/y"
 	refused 64 "--scale: 'e8' is not float or ue8m0" ds-model quantise --scale e8 "$D/m" "$D/x"
 	refused 74 "cannot create" ds-model quantise "$D/m" "$D/none/x"
 	nothing_like x
+}
+
+@test "quantise and dequantise: the model from -m, the output as an operand or by -o; American spelling" {
+	odd m --dtype bf16
+	limited ds-model quantise "$D/m" "$D/q1"
+	limited ds-model quantise -m "$D/m" "$D/q2"
+	limited ds-model quantize "$D/m" -o "$D/q3"
+	limited ds-model quantize -m "$D/m" -o "$D/q4"
+	DS_MODEL=$D/m limited ds-model quantise -o "$D/q5"
+	for q in q2 q3 q4 q5; do
+		cmp "$D/q1/model.safetensors" "$D/$q/model.safetensors"
+	done
+	limited ds-model dequantize -m "$D/q1" "$D/back"
+	limited ds-model verify "$D/back"
 }
 
 @test "quantise --dry-run prints the plan and writes nothing" {
@@ -159,6 +174,8 @@ nothing_like() {
 
 @test "probe measures reading and multiplying, as a table and as JSON" {
 	run -0 limited ds-model probe -j 2
+	assert_line --regexp '^ +1 thread +2 threads$'
+	assert_line --regexp '^ +median +best +median +best$'
 	assert_line --regexp '^read, huge pages +GB/s +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9.]+$'
 	assert_line --regexp '^scalar +F32 +GFLOP/s +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9.]+$'
 	limited ds-model probe -j 1 --json >"$D/json"

@@ -219,9 +219,9 @@ static void test_maps(void)
 
 /* ---- meta ---- */
 
-static bool near_tenth(void *ctx, double a, double b)
+static bool near_tenth(void *ctx, const char *path, double a, double b)
 {
-	(void)ctx;
+	(void)ctx, (void)path;
 	return fabs(a - b) <= 0.1;
 }
 
