@@ -1,4 +1,5 @@
 /* ds-frame: looks at streams of frames, checks, slices, merges and compares them. */
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -151,6 +152,7 @@ int main(int argc, char **argv)
 	struct ds_err err = { 0 };
 	int rc;
 
+	signal(SIGXFSZ, SIG_IGN); /* EFBIG says it, and what was begun is removed */
 	log_init(program.name, 0, 0);
 	rc = opt_parse(&program, &argc, &argv, false, &err);
 	if (!rc) {

@@ -303,11 +303,13 @@ static int parse_dtype(enum dtype *t, struct ds_err *err)
 /* Runs what writes a directory: a signal cleans up, then ends the program as it should. */
 static int making(int (*make)(struct ds_err *err), struct ds_err *err)
 {
-	struct sigaction sa = { .sa_handler = on_signal };
+	static const int ends[] = { SIGINT, SIGTERM, SIGHUP };
+	struct sigaction sa = { .sa_handler = on_signal }, old;
 	int rc;
 
-	sigaction(SIGINT, &sa, NULL);
-	sigaction(SIGTERM, &sa, NULL);
+	for (size_t i = 0; i < ARRAY_LEN(ends); i++)
+		if (!sigaction(ends[i], NULL, &old) && old.sa_handler == SIG_DFL) /* not under nohup */
+			sigaction(ends[i], &sa, NULL);
 	rc = make(err);
 	if (stop) {
 		signal(stop, SIG_DFL);

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -30,6 +31,24 @@ static int parse_arith(const char *s, enum arith *a, struct ds_err *err)
 	return 0;
 }
 
+/* Two outputs of one name: the later would replace the earlier, or not get its place after all the work. */
+static int check_outputs(const struct work_options *o, const struct stage_options *io, struct ds_err *err)
+{
+	const char *names[] = { io->output, o->dump_to, o->trace };
+	static const char *const options[] = { "--output", "--dump-to", "--trace" };
+	struct stat sb;
+
+	if (o->trace && strcmp(o->trace, "-") == 0)
+		return err_set(err, DS_USAGE, "--trace: '-' is no file; a trace does not go to standard output");
+	for (size_t i = 0; i < ARRAY_LEN(names); i++)
+		for (size_t k = 0; k < i; k++)
+			if (names[i] && names[k] && strcmp(names[i], names[k]) == 0 && strcmp(names[i], "-") != 0 &&
+			    (stat(names[i], &sb) || S_ISREG(sb.st_mode))) /* a device takes both */
+				return err_set(err, DS_USAGE, "%s: '%s' is the file of %s; name two", options[i],
+					names[i], options[k]);
+	return 0;
+}
+
 static int open_profile(struct work *w, const struct work_options *o, const struct stage_options *io,
 	const char *program, struct ds_err *err)
 {
@@ -51,8 +70,7 @@ int work_open(struct work *w, const struct work_options *o, const struct stage_o
 	if (!o->model)
 		return err_set(err, DS_USAGE, "no model given; use -m DIR");
 	c.threads = o->threads ? (int)o->threads : cpus_allowed();
-	rc = parse_arith(o->arith, &c.arith, err);
-	if (rc)
+	if ((rc = parse_arith(o->arith, &c.arith, err)) || (rc = check_outputs(o, io, err)))
 		return rc;
 	w->max_rows = o->max_rows;
 	w->max_segs = o->max_segs;
@@ -161,14 +179,15 @@ int work_run(struct work *w, const struct work_options *o, const struct stage_co
 	w->dump = NULL;
 	if (failed && !rc)
 		*err = second;
-	else if (failed && strcmp(err->text, second.text) != 0)
+	else if (failed && !w->dump_told)
 		log_err(&second);
 	return rc ? rc : failed;
 }
 
-int work_dumped(const struct work *w, struct ds_err *err)
+int work_dumped(struct work *w, struct ds_err *err)
 {
-	return w->dump ? dump_error(w->dump, err) : 0;
+	w->dump_told |= w->dump && dump_error(w->dump, err);
+	return w->dump_told ? err->code : 0;
 }
 
 static int check_prompt(const struct work *w, const struct frame *f, const char *id, const uint32_t *ids, size_t n,

@@ -57,6 +57,7 @@ struct work {
 	bool mtp;               /* KV blocks have the MTP layer's entries, too */
 	struct segment *segs, *mtp_segs; /* [max_segs] */
 	struct dump *dump;      /* --dump, or NULL */
+	bool dump_told;         /* its failure was work_dumped's answer */
 	size_t max_rows, max_segs;
 };
 
@@ -73,7 +74,7 @@ void work_hello(const struct work *w, struct hello *h, const char *program, cons
 /* stage_run, with the tensors of --dump written beside it. */
 int work_run(struct work *w, const struct work_options *o, const struct stage_config *stage, struct ds_err *err);
 /* 0, or why the dump could not be written: to be asked after each step, whose answers are not sent then. */
-int work_dumped(const struct work *w, struct ds_err *err);
+int work_dumped(struct work *w, struct ds_err *err);
 
 /* The request of a frame, its prompt checked against the model: ids below the vocabulary (of the logit bias too), the
  * prompt within the context and within the KV memory (DS_DATA, DS_CONFIG). */

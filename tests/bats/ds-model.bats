@@ -182,9 +182,11 @@ nothing_like() {
 		c.update(num_hidden_layers=200, vocab_size=200000)
 		json.dump(c, open(sys.argv[2], "w"))
 	END
-	run timeout -s TERM 0.3 ds-model random --like "$D/big.json" --dtype f32 -o "$D/m"
-	assert_equal "$status" 124
-	nothing_like m
+	for signal in TERM HUP; do
+		run env --default-signal=HUP timeout -s "$signal" 0.3 ds-model random --like "$D/big.json" --dtype f32 -o "$D/m"
+		assert_equal "$status" 124
+		nothing_like m
+	done
 }
 
 @test "no memory is one line and 71" {

@@ -117,6 +117,16 @@ still() {
 	"$PYTHON" -c 'import json; assert json.load(open("e.json"))[-1]["name"] == "end"'
 }
 
+@test "a trace has a file of its own" {
+	requests 1 2 >in
+	refused 64 "--trace: 't.json' is the file of --output" ds-prefill -m "$DS_MODEL" -i in -o t.json --trace t.json
+	refused 64 "--dump-to: 'x' is the file of --output" \
+		ds-prefill -m "$DS_MODEL" -i in -f -o x --dump final --dump-to x
+	refused 64 "'-' is no file" ds-prefill -m "$DS_MODEL" -i in --trace -
+	[ ! -e t.json ] && [ ! -e x ] && [ ! -e - ]
+	limited ds-prefill -m "$DS_MODEL" -i in -o /dev/null --dump final --dump-to /dev/null --trace /dev/null
+}
+
 @test "an existing trace is kept unless --force is given; one that cannot be made is refused before any work" {
 	requests 1 2 >in
 	echo precious >t.json

@@ -222,6 +222,8 @@ for n in (1, 4):
 	requests a 400 3 >one
 	run -74 --separate-stderr bash -c "ulimit -f 8; exec ds-prefill -m '$DS_MODEL' one -o out"
 	run -74 --separate-stderr bash -c "ulimit -f 8; exec ds-model random --like '$DS_MODEL' -o model"
+	run -74 --separate-stderr bash -c "ulimit -f 1; exec ds-frame filter one -o out"
+	[[ $stderr == "ds-frame: cannot write to 'out': File too large" ]]
 	run ls -I 'separate-stderr*'
 	assert_output one
 }
