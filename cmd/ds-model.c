@@ -375,8 +375,8 @@ static int make_quantised(struct ds_err *err)
 	say_made(&b);
 	if (b.len)
 		buf_printf(&b, "%zu tensors, %zu of them made %s, %llu bytes of %llu, %zu file%s\n", p.tensors,
-			p.changed, back ? "BF16" : "FP8", (unsigned long long)p.bytes, (unsigned long long)p.before, p.shards,
-			plural(p.shards));
+			p.changed, back ? "BF16" : "FP8", (unsigned long long)p.bytes, (unsigned long long)p.before,
+			p.shards, plural(p.shards));
 	return b.len ? print_buf(&b, err) : 0;
 }
 

@@ -260,8 +260,8 @@ static int read_merge(struct tokenizer *t, const json_t *m, size_t rank, struct 
 	id[2] = name_id(t, b->p, b->len);
 	for (size_t i = 0; i < 3; i++)
 		if (id[i] == NO_ID)
-			return err_set(err, DS_DATA, "'%s': merge %zu: no token '%.*s' in the vocabulary", t->name, rank,
-				(int)(i < 2 ? len[i] : b->len), i < 2 ? part[i] : b->p);
+			return err_set(err, DS_DATA, "'%s': merge %zu: no token '%.*s' in the vocabulary", t->name,
+				rank, (int)(i < 2 ? len[i] : b->len), i < 2 ? part[i] : b->p);
 	bpe_put(&t->bpe, id[0], id[1], (uint32_t)rank, id[2]);
 	return 0;
 }
@@ -330,8 +330,8 @@ static int read_added_one(struct tokenizer *t, const json_t *a, struct ds_err *e
 	if (check_keys(t, a, keys, "an added token", err))
 		return err->code;
 	if (!s || !n || n > TOKENIZER_MAX_ADDED_BYTES)
-		return err_set(err, DS_DATA, "'%s': added token whose 'content' is not a string of 1..%d bytes", t->name,
-			TOKENIZER_MAX_ADDED_BYTES);
+		return err_set(err, DS_DATA, "'%s': added token whose 'content' is not a string of 1..%d bytes",
+			t->name, TOKENIZER_MAX_ADDED_BYTES);
 	if (check_id(t, json_object_get(a, "id"), s, err))
 		return err->code;
 	for (size_t i = 0; i < ARRAY_LEN(off); i++)

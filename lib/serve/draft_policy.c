@@ -1,7 +1,7 @@
 #include "serve/draft_policy.h"
 
 enum {
-	FIRST_DRAFTED = 4, FIRST_PLAIN = 3, /* steps of either kind before anything is known; the first is not counted */
+	FIRST_DRAFTED = 4, FIRST_PLAIN = 3, /* steps of either kind before anything is known, but for the first */
 	PERIOD = 64,        /* steps from one pair of plain steps to the next */
 	PLAIN = 2,
 	JUDGED = 24,        /* steps with drafts before a verdict */

@@ -87,8 +87,9 @@ int work_open(struct work *w, const struct work_options *o, const struct stage_o
 		rc = err_nomem(err, 2 * w->max_segs * sizeof(*w->segs), "segments");
 		goto fail;
 	}
-	log_msg(LOG_INFO, "model %s in '%s', kernels %s, %d thread%s, %zu KV block%s of %d tokens", w->model->fingerprint,
-		o->model, engine_kernels(w->engine), c.threads, plural((uint64_t)c.threads), w->pool->blocks,
+	log_msg(LOG_INFO, "model %s in '%s', kernels %s, %d thread%s, %zu KV block%s of %d tokens",
+		w->model->fingerprint, o->model, engine_kernels(w->engine), c.threads,
+		plural((uint64_t)c.threads), w->pool->blocks,
 		plural(w->pool->blocks), KV_BLOCK);
 	return 0;
 fail:

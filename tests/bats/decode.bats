@@ -233,6 +233,7 @@ for line in open("want"):
 	refused 78 "has no MTP layer" ds-decode -m "$model" --mtp 1 /dev/null
 	refused 78 "has no MTP layer" ds-prefill -m "$model" --mtp /dev/null
 	refused 64 "--mtp" ds-decode -m "$DS_MODEL" --mtp 9 /dev/null
+	refused 64 "without --mtp" ds-decode -m "$DS_MODEL" --mtp-always /dev/null
 	echo '{"id": "a", "len": 100, "max": 9}' | requests >r
 	limited ds-prefill -m "$DS_MODEL" r >kv
 	refused 76 "give --mtp to ds-prefill, too" ds-decode -m "$DS_MODEL" --mtp 1 kv

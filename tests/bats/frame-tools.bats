@@ -73,7 +73,7 @@ edit() {
 differ() {
 	local a=$1 b=$2 line
 	shift 2
-	# shellcheck disable=SC2086 # a list of options
+	# shellcheck disable=SC2086,SC2153 # a list of options
 	run -1 limited ds-frame diff $OPTIONS "$a" "$b"
 	for line; do
 		[[ $output == *"$line"* ]] || {

@@ -72,8 +72,9 @@ static void test_sharing(void)
 	fill(p, &a, 10);
 	a.length = 150;
 	a.mtp = 149;
-	tap_ok(kv_seq_fork(&b, &a, 150, p) && p->used == 4 && b.pages[1] == a.pages[1] && b.pages[2] != a.pages[2] &&
-		holds(p, &b, 10) && b.length == 150 && b.mtp == 149, "a fork shares all but the block in which it ends");
+	tap_ok(kv_seq_fork(&b, &a, 150, p) && p->used == 4 && b.pages[1] == a.pages[1] &&
+		b.pages[2] != a.pages[2] && holds(p, &b, 10) && b.length == 150 && b.mtp == 149,
+		"a fork shares all but the block in which it ends");
 	tap_ok(kv_seq_fork(&c, &a, 128, p) && p->used == 5 && c.pages[0] == a.pages[0] && c.pages[1] != a.pages[1] &&
 		c.mtp == 128, "the last block is its own even where it is full");
 	kv_seq_clear(&a, p);

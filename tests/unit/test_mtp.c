@@ -1,6 +1,6 @@
 /*
- * The MTP layer: drafts agree with the goldens; verifying several rows at once gives the bits of one at a time, and what
- * a wrong draft left in the cache is gone.
+ * The MTP layer: drafts agree with the goldens; verifying several rows at once gives the bits of one at a time, and
+ * what a wrong draft left in the cache is gone.
  */
 #include "exam.h"
 
@@ -148,8 +148,8 @@ static void test_hits(struct model *m, const struct answer *answers, const char 
 		hits += hit;
 		drafts += a->drafts;
 	}
-	tap_ok(equal == PROBLEMS, "%s: hits of %zu of %d answers are the golden's, %zu of %zu", name, equal, PROBLEMS, hits,
-		drafts);
+	tap_ok(equal == PROBLEMS, "%s: hits of %zu of %d answers are the golden's, %zu of %zu", name, equal, PROBLEMS,
+		hits, drafts);
 	free(h);
 	rig_close(&r);
 }
