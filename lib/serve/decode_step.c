@@ -265,6 +265,8 @@ int decode_step(struct decode *d, bool *busy, struct ds_err *err)
 	bool drafted = d->o.drafts && add_drafts(d, n);
 	int rc = drafted ? draft(d, n, err) : 0;
 
+	if (!rc && d->o.drafts)
+		rc = draft_catch_up(d, n, err);
 	*busy = n > 0;
 	if (!n || rc)
 		return rc;
