@@ -27,15 +27,11 @@ struct maker {
 
 static int add_item(struct maker *m, const struct item *it)
 {
-	if (m->count == m->cap) {
-		size_t cap = m->cap ? 2 * m->cap : 1024;
-		struct item *p = mem_realloc(m->items, cap, sizeof *p);
+	struct item *p = mem_more(m->items, &m->cap, m->count, sizeof *p);
 
-		if (!p)
-			return err_nomem(m->err, cap * sizeof *p, "the list of tensors");
-		m->items = p;
-		m->cap = cap;
-	}
+	if (!p)
+		return err_nomem(m->err, (m->count + 1) * sizeof *p, "the list of tensors");
+	m->items = p;
 	m->items[m->count++] = *it;
 	return 0;
 }

@@ -54,15 +54,11 @@ struct job {
 
 static int add(struct job *j, const struct item *it, const struct out_tensor *t)
 {
-	if (j->count == j->cap) {
-		size_t cap = j->cap ? 2 * j->cap : 1024;
-		struct item *p = mem_realloc(j->items, cap, sizeof *p);
+	struct item *p = mem_more(j->items, &j->cap, j->count, sizeof *p);
 
-		if (!p)
-			return err_nomem(j->err, cap * sizeof *p, "the list of tensors");
-		j->items = p;
-		j->cap = cap;
-	}
+	if (!p)
+		return err_nomem(j->err, (j->count + 1) * sizeof *p, "the list of tensors");
+	j->items = p;
 	j->items[j->count] = *it;
 	j->items[j->count++].tensor = j->w.count;
 	j->plan->before += it->from->t->bytes;
