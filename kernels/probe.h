@@ -12,7 +12,7 @@ enum probe_op {
 	PROBE_BF16, /* products of bfloat16 pairs added to float32; only avx512bf16 has them */
 };
 
-/* One pass over p [bytes], which should be far larger than the last cache: bytes a second. */
+/* One pass over p [bytes], which should be far larger than the last cache: bytes a second; 0: no memory. */
 double kern_probe_read(struct kern_stream *s, const void *p, size_t bytes);
 /* One run of some milliseconds: operations a second, a multiply-add being two; 0 where the set has no such
  * operation. */

@@ -22,11 +22,11 @@ static double rate(double amount, int64_t began)
 
 /* ---- reading ---- */
 
-enum { PIECE = 1 << 20, HUGE = 2 << 20, MOST = 1 << 30, WORKERS = 64 };
+enum { PIECE = 1 << 20, HUGE = 2 << 20, MOST = 1 << 30 };
 
 struct read_job {
 	const uint64_t *p;
-	uint64_t sum[WORKERS][8]; /* a cache line each */
+	struct { _Alignas(64) uint64_t v; } *sum; /* [threads] a cache line each */
 };
 
 static void read_piece(void *arg, size_t i, int worker)
@@ -41,16 +41,21 @@ static void read_piece(void *arg, size_t i, int worker)
 		c ^= p[k + 2] ^ p[k + 6];
 		d ^= p[k + 3] ^ p[k + 7];
 	}
-	j->sum[worker % WORKERS][0] ^= a ^ b ^ c ^ d;
+	j->sum[worker].v ^= a ^ b ^ c ^ d;
 }
 
 double kern_probe_read(struct kern_stream *s, const void *p, size_t bytes)
 {
-	struct read_job j = { .p = p };
+	struct read_job j = { .p = p, .sum = mem_aligned((size_t)kern_threads(s) * sizeof(*j.sum)) };
 	int64_t began = time_mono_ns();
+	double r;
 
+	if (!j.sum)
+		return 0;
 	kern_parallel(s, bytes / PIECE, read_piece, &j);
-	return rate((double)(bytes / PIECE * PIECE), began);
+	r = rate((double)(bytes / PIECE * PIECE), began);
+	free(j.sum);
+	return r;
 }
 
 static void fill_piece(void *arg, size_t i, int worker)

@@ -168,8 +168,8 @@ static int put_header(struct pack *p, struct ds_err *err)
 			entry(&w, name, DT_I64, t->rows, 0, &at);
 	}
 	jw_obj_end(&w);
-	while (b.len % 8)
-		buf_str(&b, " ");
+	while ((b.len + sizeof length) % 64 && !b.nomem)
+		buf_str(&b, " "); /* data at a multiple of a cache line */
 	for (int i = 0; i < 8; i++)
 		length[i] = (uint8_t)((uint64_t)b.len >> 8 * i);
 	rc = b.nomem ? err_nomem(err, b.len, "a header") : put(p, length, sizeof length, err);

@@ -11,6 +11,8 @@
 
 #include "base/json.h"
 
+enum { CACHE_LINE = 64 };
+
 /* ---- plan ---- */
 
 void out_matrix(struct out_tensor *t, const char *name, enum dtype type, size_t rows, size_t cols)
@@ -48,16 +50,23 @@ int writer_add(struct writer *w, const struct out_tensor *t, struct ds_err *err)
 	return 0;
 }
 
+/* The format has no holes: what fills cache lines comes first, so that each of those begins with one; then wider types
+ * before narrower ones. */
+static uint32_t place_class(const struct out_tensor *t)
+{
+	return t->bytes % CACHE_LINE ? t->esize : CACHE_LINE;
+}
+
 /* Places of the tensors [first, end) within their file. */
 static void place(struct writer *w, size_t first, size_t end)
 {
 	uint64_t at = 0;
 
-	for (uint32_t size = 16; size; size /= 2)
+	for (uint32_t size = CACHE_LINE; size; size /= 2)
 		for (size_t i = first; i < end; i++) {
 			struct out_tensor *t = &w->tensors[i];
 
-			if (t->esize != size)
+			if (place_class(t) != size)
 				continue;
 			t->offset = at;
 			at += t->bytes;
@@ -210,7 +219,7 @@ static void shard_header(const struct writer *w, size_t s, struct buf *b, uint64
 		*bytes += w->tensors[i].bytes;
 	}
 	jw_obj_end(&j);
-	while (b->len % 64 && !b->nomem)
+	while (b->len % CACHE_LINE && !b->nomem)
 		buf_str(b, " "); /* data at a multiple of a cache line */
 	n = b->len - 8;
 	for (size_t i = 0; i < 8 && !b->nomem; i++)

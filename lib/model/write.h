@@ -48,7 +48,8 @@ void out_scale(struct out_tensor *t, const struct out_tensor *of);
 /* Keeps a copy.  DS_OS. */
 int writer_add(struct writer *w, const struct out_tensor *t, struct ds_err *err);
 /* Spreads the tensors over files of at most `shard` bytes of tensors (a larger one has its own), in order; within a
- * file wider types come first, so that everything lies at a multiple of its size. */
+ * file what fills cache lines comes first, then wider types: everything lies at a multiple of its element's size, and
+ * tensors whose size is a multiple of 64 bytes at such a multiple. */
 void writer_plan(struct writer *w, uint64_t shard);
 
 /* Makes the temporary directory.  DS_USAGE where out exists and may not be replaced, DS_IO, DS_OS. */

@@ -478,7 +478,7 @@ for r in json.load(open(sys.argv[1]))["requests"]: assert (r["first_ms"], r["ms_
 		def load(path):
 		    raw = open(path, "rb").read()
 		    n, = struct.unpack("<Q", raw[:8])
-		    assert n % 8 == 0
+		    assert (8 + n) % 64 == 0
 		    return {k: (v["dtype"], v["shape"], raw[8 + n:][slice(*v["data_offsets"])]) for k, v in json.loads(raw[8:8 + n]).items()}
 		some, one = load(sys.argv[1]), load(sys.argv[2])
 		at = struct.unpack(f"<{some['embed.positions'][1][0]}q", some["embed.positions"][2])
@@ -489,6 +489,7 @@ for r in json.load(open(sys.argv[1]))["requests"]: assert (r["first_ms"], r["ms_
 		assert one["layer.1.router.ids"][0] == "U32"
 	END
 	ds-frame pack kv >"$T/kv.safetensors"
+	aligned "$T"/*.safetensors
 }
 
 @test "unpack: names of stacks of other engines, batches of one, heads, and what it refuses" {

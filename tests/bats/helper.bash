@@ -86,6 +86,28 @@ check_refusal() {
 	fi
 }
 
+# aligned FILE...: the data of these safetensors files begins at a multiple of 64 bytes, and each tensor at one of its element; prints
+# how many tensors there are whose size is a multiple of 64 and whose place is not.
+aligned() {
+	"$PYTHON" - "$@" <<-'END'
+		import json, struct, sys
+		size = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I64": 8, "U32": 4}
+		loose = 0
+		for path in sys.argv[1:]:
+		    with open(path, "rb") as f:
+		        n, = struct.unpack("<Q", f.read(8))
+		        header = json.loads(f.read(n))
+		    assert (8 + n) % 64 == 0, (path, n)
+		    header.pop("__metadata__", None)
+		    assert header, path
+		    for name, t in header.items():
+		        begin, end = t["data_offsets"]
+		        assert begin % size[t["dtype"]] == 0, (path, name, begin)
+		        loose += (end - begin) % 64 == 0 and begin % 64 != 0
+		print(loose)
+	END
+}
+
 # background COMMAND...: starts it with bats's descriptor closed; its pid is in $BG, its stderr in $BATS_TEST_TMPDIR/bg.N.err
 background() {
 	BG_COUNT=$((${BG_COUNT:-0} + 1))

@@ -70,6 +70,17 @@ nothing_like() {
 	"$PYTHON" "$CHECK" --same "$D/a" "$D/d"
 }
 
+@test "weights lie on cache lines in every file that is written" {
+	odd m --dtype bf16 --shard 100K
+	limited ds-model quantise "$D/m" "$D/q" --shard 60K
+	limited ds-model dequantise "$D/q" "$D/b"
+	odd f --dtype fp8
+	for d in m q b f; do
+		[ "$(aligned "$D/$d"/*.safetensors)" -eq 0 ]
+	done
+	[ "$(find "$D/m" "$D/q" -name '*.safetensors' | wc -l)" -gt 3 ]
+}
+
 @test "back to BF16: code times scale, to the nearest; and what is quantised computes" {
 	limited ds-model dequantise "$DS_MODEL" "$D/b"
 	limited ds-model verify "$D/b"
