@@ -18,35 +18,39 @@ static bool json, full, force, dry_run;
 static int64_t layers, seed, threads;
 static uint64_t shard;
 
+/* The sub-commands that make a model; the other spellings are looked up as these. */
+#define MAKERS "random quantise dequantise"
+
 static const struct opt opts[] = {
 	{ .name = "model", .letter = 'm', .arg = "DIR", .help = "the model, where no operand names it",
-	  .type = OPT_STR, .dst = &model_dir, .env = true },
+	  .type = OPT_STR, .dst = &model_dir, .env = true, .commands = "info verify fingerprint quantise dequantise" },
 	{ .name = "json", .help = "info, probe: one JSON object",
-	  .type = OPT_FLAG, .dst = &json },
+	  .type = OPT_FLAG, .dst = &json, .commands = "info probe" },
 	{ .name = "full", .help = "fingerprint: over every byte of every tensor",
-	  .type = OPT_FLAG, .dst = &full },
+	  .type = OPT_FLAG, .dst = &full, .commands = "fingerprint" },
 	{ .name = "like", .arg = "FILE|DIR", .help = "random: the config.json that gives the shape",
-	  .type = OPT_STR, .dst = &like },
+	  .type = OPT_STR, .dst = &like, .commands = "random" },
 	{ .name = "layers", .arg = "N", .help = "random: another number of layers",
-	  .type = OPT_INT, .dst = &layers, .min = 1, .max = 1024 },
+	  .type = OPT_INT, .dst = &layers, .min = 1, .max = 1024, .commands = "random" },
 	{ .name = "seed", .arg = "S", .help = "random: another seed, other weights",
-	  .def = "0", .type = OPT_INT, .dst = &seed },
+	  .def = "0", .type = OPT_INT, .dst = &seed, .commands = "random" },
 	{ .name = "dtype", .arg = "TYPE", .help = "random: bf16, fp8 or f32 (what the configuration says)",
-	  .type = OPT_STR, .dst = &dtype_text },
+	  .type = OPT_STR, .dst = &dtype_text, .commands = "random" },
 	{ .name = "scale", .arg = "float|ue8m0", .help = "quantise: scales, any or powers of two as of V3.1",
-	  .def = "float", .type = OPT_STR, .dst = &scale_text },
+	  .def = "float", .type = OPT_STR, .dst = &scale_text, .commands = "quantise" },
 	{ .name = "shard", .arg = "SIZE", .help = "random, quantise: most bytes a file",
-	  .def = "4G", .type = OPT_SIZE, .dst = &shard, .min = 1, .max = (int64_t)1 << 50 },
+	  .def = "4G", .type = OPT_SIZE, .dst = &shard, .min = 1, .max = (int64_t)1 << 50, .commands = MAKERS },
 	{ .name = "tokenizer", .arg = "DIR", .help = "random: copy the tokenizer from there",
-	  .type = OPT_STR, .dst = &tokenizer },
+	  .type = OPT_STR, .dst = &tokenizer, .commands = "random" },
 	{ .name = "output", .letter = 'o', .arg = "DIR", .help = "random, quantise: the directory to make",
-	  .type = OPT_STR, .dst = &output },
+	  .type = OPT_STR, .dst = &output, .commands = MAKERS },
 	{ .name = "force", .letter = 'f', .help = "random, quantise: replace a model that is there",
-	  .type = OPT_FLAG, .dst = &force },
+	  .type = OPT_FLAG, .dst = &force, .commands = MAKERS },
 	{ .name = "dry-run", .letter = 'n', .help = "random, quantise: print the plan, write nothing",
-	  .type = OPT_FLAG, .dst = &dry_run },
+	  .type = OPT_FLAG, .dst = &dry_run, .commands = MAKERS },
 	{ .name = "threads", .letter = 'j', .arg = "N", .help = "quantise, probe: threads (0: one a CPU)",
-	  .def = "0", .type = OPT_INT, .dst = &threads, .max = 1024, .env = true },
+	  .def = "0", .type = OPT_INT, .dst = &threads, .max = 1024, .env = true,
+	  .commands = "quantise dequantise probe" },
 	{ .name = "log-format", .arg = "text|json", .help = "messages as lines of text or JSON",
 	  .def = "text", .type = OPT_STR, .dst = &log_format, .env = true },
 	{ .name = NULL },
@@ -429,17 +433,27 @@ static const struct command {
 	const char *name;
 	size_t operands; /* at most */
 	int (*run)(const char *what, char **operands, size_t n, struct ds_err *err);
+	const char *spelt; /* otherwise, or NULL */
 } commands[] = {
-	{ "info", 1, do_look }, { "verify", 1, do_look }, { "fingerprint", 1, do_look },
-	{ "quantise", 2, do_quantise }, { "dequantise", 2, do_quantise },
-	{ "quantize", 2, do_quantise }, { "dequantize", 2, do_quantise }, /* spelt otherwise */
-	{ "random", 0, do_random }, { "probe", 0, do_probe },
+	{ "info", 1, do_look, NULL }, { "verify", 1, do_look, NULL }, { "fingerprint", 1, do_look, NULL },
+	{ "quantise", 2, do_quantise, "quantize" }, { "dequantise", 2, do_quantise, "dequantize" },
+	{ "random", 0, do_random, NULL }, { "probe", 0, do_probe, NULL },
 };
+
+static const struct command *find_command(const char *name)
+{
+	for (size_t i = 0; i < ARRAY_LEN(commands); i++)
+		if (!strcmp(name, commands[i].name) || (commands[i].spelt && !strcmp(name, commands[i].spelt)))
+			return &commands[i];
+	return NULL;
+}
 
 static int run(int argc, char **argv, struct ds_err *err)
 {
 	const char *all = "info, verify, fingerprint, quantise, dequantise, random or probe";
 	size_t n = argc > 1 ? (size_t)argc - 1 : 0;
+	const struct command *c;
+	int rc;
 
 	if (strcmp(log_format, "text") && strcmp(log_format, "json"))
 		return err_set(
@@ -447,17 +461,14 @@ static int run(int argc, char **argv, struct ds_err *err)
 	log_init("ds-model", !strcmp(log_format, "json"), opt_verbose);
 	if (argc == 0)
 		return err_set(err, DS_USAGE, "what to do is missing: %s; try 'ds-model --help'", all);
-	for (size_t i = 0; i < ARRAY_LEN(commands); i++) {
-		const struct command *c = &commands[i];
-
-		if (strcmp(argv[0], c->name))
-			continue;
-		if (n > c->operands)
-			return err_set(err, DS_USAGE, "%s takes no operand '%s'; try 'ds-model --help'", c->name,
-				argv[1 + c->operands]);
-		return c->run(c->name, argv + 1, n, err);
-	}
-	return err_set(err, DS_USAGE, "'%s' is not %s; try 'ds-model --help'", argv[0], all);
+	c = find_command(argv[0]);
+	if (!c)
+		return err_set(err, DS_USAGE, "'%s' is not %s; try 'ds-model --help'", argv[0], all);
+	if (n > c->operands)
+		return err_set(err, DS_USAGE, "%s takes no operand '%s'; try 'ds-model --help'", argv[0],
+			argv[1 + c->operands]);
+	rc = opt_check_command(&program, c->name, err);
+	return rc ? rc : c->run(c->name, argv + 1, n, err);
 }
 
 int main(int argc, char **argv)

@@ -10,6 +10,29 @@
 
 struct summary { double min, max, sum; uint64_t nan, n; };
 
+/* A double does not hold every I64. */
+static void put_whole(struct jw *w, enum dtype type, const uint8_t *p, uint64_t n)
+{
+	int64_t min = INT64_MAX, max = INT64_MIN;
+
+	for (uint64_t i = 0; i < n; i++) {
+		int64_t v = int_at(type, p, i);
+
+		min = v < min ? v : min;
+		max = v > max ? v : max;
+	}
+	jw_key(w, "min");
+	if (n)
+		jw_int(w, min);
+	else
+		jw_null(w);
+	jw_key(w, "max");
+	if (n)
+		jw_int(w, max);
+	else
+		jw_null(w);
+}
+
 static struct summary summarise(enum dtype type, const uint8_t *p, uint64_t n)
 {
 	struct summary s = { .min = INFINITY, .max = -INFINITY, .n = n };
@@ -32,8 +55,8 @@ static void put_tensor(struct jw *w, const struct frame *f, const struct frame_t
 {
 	const uint8_t *p = t->nbytes ? f->data + t->offset : (const uint8_t *)"";
 	uint64_t n = t->nbytes / dtype_size(t->type);
-	struct summary s = summarise(t->type, p, n);
 	bool real = dtype_is_real(t->type);
+	struct summary s = real ? summarise(t->type, p, n) : (struct summary){ .n = n };
 
 	jw_obj(w);
 	jw_key(w, "name");
@@ -50,9 +73,11 @@ static void put_tensor(struct jw *w, const struct frame *f, const struct frame_t
 	for (size_t i = 0; i < t->ndim; i++)
 		jw_uint(w, t->shape[i]);
 	jw_arr_end(w);
-	jw_put_real(w, "min", s.n > s.nan ? s.min : (double)NAN);
-	jw_put_real(w, "max", s.n > s.nan ? s.max : (double)NAN);
-	if (real) {
+	if (!real) {
+		put_whole(w, t->type, p, n);
+	} else {
+		jw_put_real(w, "min", s.n > s.nan ? s.min : (double)NAN);
+		jw_put_real(w, "max", s.n > s.nan ? s.max : (double)NAN);
 		jw_put_real(w, "mean", s.n > s.nan ? s.sum / (double)(s.n - s.nan) : (double)NAN);
 		jw_key(w, "nan");
 		jw_uint(w, s.nan);

@@ -1,12 +1,16 @@
 #include "serve/dump.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/outfile.h"
 #include "frame/point.h"
@@ -146,14 +150,47 @@ static bool is_address(const char *to)
 	return strncmp(to, "unix:", 5) == 0 || strncmp(to, "tcp:", 4) == 0 || strncmp(to, "fd:", 3) == 0;
 }
 
+static void tell_waiting(const char *to)
+{
+	log_msg(LOG_WARN, "waiting for '%s' (--dump-to)", to);
+}
+
+static void tell_socket(const struct addr *a)
+{
+	tell_waiting(a->text);
+}
+
 static int open_socket(struct dump *d, const char *to, struct ds_err *err)
 {
 	struct addr a;
 	int rc = addr_parse(to, &a, err);
 
 	if (!rc)
-		rc = addr_connect(&a, DUMP_CONNECT_NS, &d->socket, err);
+		rc = addr_connect_told(&a, DUMP_CONNECT_NS, tell_socket, &d->socket, err);
 	return rc ? err_prefix(err, "--dump-to") : 0;
+}
+
+/* A named pipe is opened when somebody reads it, and that takes as long as it takes. */
+static int open_file(struct dump *d, const struct dump_options *o, struct ds_err *err)
+{
+	enum { TRIES = 100 };
+	struct stat sb;
+	bool pipe = stat(o->to, &sb) == 0 && S_ISFIFO(sb.st_mode);
+	int held = -1, rc;
+
+	for (int i = 0; pipe && held < 0 && i <= TRIES; i++) {
+		held = open(o->to, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+		if (held < 0 && errno != ENXIO)
+			break; /* outfile_open says why */
+		if (held < 0 && i == TRIES)
+			tell_waiting(o->to);
+		else if (held < 0)
+			nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
+	}
+	rc = outfile_open(&d->file, o->to, o->force, false, err);
+	if (held >= 0) /* the reader was not to see an end in between */
+		close(held);
+	return rc;
 }
 
 static int fd_of(const struct dump *d)
@@ -171,7 +208,7 @@ static int open_output(struct dump *d, const struct dump_options *o, struct ds_e
 	} else if (strcmp(o->to, "-") == 0 && o->stdout_taken) {
 		rc = err_set(err, DS_USAGE, "--dump-to '-': standard output is for the answers; give them -o FILE");
 	} else {
-		rc = outfile_open(&d->file, o->to, o->force, false, err);
+		rc = open_file(d, o, err);
 	}
 	if (rc)
 		return rc;

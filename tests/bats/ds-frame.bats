@@ -132,6 +132,26 @@ bad() {
 	END
 }
 
+@test "dump: whole numbers with all their digits, in meta and of tensors" {
+	"$PYTHON" - "$DS_ROOT/tests/bats" "$T/big" <<-'END'
+		import struct, sys
+		sys.path.insert(0, sys.argv[1])
+		sys.dont_write_bytecode = True
+		import dsf
+		with open(sys.argv[2], "wb") as f:
+		    out = dsf.Writer(f)
+		    out.hello()
+		    data = struct.pack("<3q", 9007199254740993, -9223372036854775807, 5)
+		    out.write(13, 7, {"t_ns": 1795999999123456789, "tensors": [["x", "I64", ["n"], [3], 0, 24, None], ["y", "I64", ["n"], [0], 0, 0, None]]}, data)
+		    out.end()
+	END
+	run -0 limited ds-frame dump "$T/big"
+	assert_output --partial '"t_ns":1795999999123456789'
+	assert_output --partial '"min":-9223372036854775807,"max":9007199254740993,'
+	assert_output --partial '"first":[9007199254740993,-9223372036854775807,5]'
+	assert_output --partial '"shape":[0],"min":null,"max":null,'
+}
+
 @test "dump: goes on after a wrong payload, and tells of it" {
 	make_capture bad_hash
 	run -65 limited ds-frame dump "$T/bad_hash"

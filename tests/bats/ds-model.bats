@@ -63,6 +63,17 @@ nothing_like() {
 	assert_equal "$stderr" ""
 }
 
+@test "an option of another sub-command is refused, however this one is spelt" {
+	refused 64 "'info' does not take --seed, which is for 'random'" ds-model info --seed 1 "$DS_MODEL"
+	refused 64 "'verify' does not take --json" ds-model --json verify "$DS_MODEL"
+	refused 64 "'fingerprint' does not take --threads" ds-model fingerprint -j 2 "$DS_MODEL"
+	refused 64 "'probe' does not take --output" ds-model probe -o "$D/x"
+	refused 64 "'random' does not take --model" ds-model random -m "$DS_MODEL" --like "$DS_MODEL" -n
+	refused 64 "'quantise' does not take --full" ds-model quantize --full "$DS_MODEL" "$D/x"
+	refused 64 "'dequantise' does not take --scale" ds-model dequantize --scale ue8m0 "$DS_MODEL" "$D/x"
+	DS_THREADS=1 DS_MODEL="$DS_MODEL" run -0 limited ds-model info
+}
+
 @test "verify refuses NaN values and NaN scales by name" {
 	small m
 	"$PYTHON" - "$D/m/model.safetensors" "$D" <<-'END'

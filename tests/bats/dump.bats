@@ -118,6 +118,26 @@ points() {
 	wait "$BG"
 }
 
+@test "waiting for a reader of the dump is said once, after a second, not with -q" {
+	requests 1 >req
+	mkfifo pipe
+	for to in unix:nobody.sock pipe; do
+		run -124 timeout 3 ds-prefill -m "$DS_MODEL" --dump embed --dump-to "$to" -o kv req
+		assert_output "ds-prefill: waiting for '$to' (--dump-to)"
+		run -124 timeout 2 ds-decode -q -m "$DS_MODEL" --dump embed --dump-to "$to" -o tokens req
+		assert_output ''
+	done
+	background ds-prefill -m "$DS_MODEL" --dump embed --dump-to pipe -o kv req
+	sleep 2
+	limited ds-frame check pipe # of a reader that comes late, all of it
+	wait "$BG"
+	[ "$(cat "$BG_ERR")" = "ds-prefill: waiting for 'pipe' (--dump-to)" ]
+	ds-prefill -m "$DS_MODEL" --dump embed --dump-to pipe -o kv2 req 2>err &
+	limited ds-frame check pipe
+	wait $!
+	[ ! -s err ]
+}
+
 @test "a full disk is 74 and leaves nothing; a reader that goes is 74" {
 	requests 2 >req
 	refused 74 "cannot write to '/dev/full'" ds-prefill -m "$DS_MODEL" --dump '*' --dump-to /dev/full -o kv req
