@@ -37,6 +37,7 @@ static int unite_points(struct diff *d, struct ds_err *err)
 		if (!kept || compare_named(&d->points[kept - 1], &d->points[i]) != 0)
 			d->points[kept++] = d->points[i];
 	d->point_count = kept;
+	chosen_points(d);
 	for (int s = 0; s < 2; s++) {
 		d->rank[s] = mem_array(d->c[s].key_count + 1, sizeof *d->rank[s]);
 		if (!d->rank[s])

@@ -17,12 +17,15 @@ struct row_diff {
 	double a, b;
 };
 void row_compare(enum dtype ta, const void *a, enum dtype tb, const void *b, uint64_t cols, struct row_diff *d);
+void row_compare_values(const double *a, const double *b, uint64_t cols, struct row_diff *d); /* [cols] */
 
 struct diff_point {
 	struct point point;
 	uint64_t rows, only[2], differing, over; /* over: by more than allowed */
 	uint64_t other_shape;                    /* rows of another width: they differ, and nothing more is said */
 	bool whole;                              /* of integers */
+	bool chosen;                             /* ids of experts */
+	const struct diff_point *ids;            /* of the experts whose weights these are, or NULL */
 	double abs, rel, cos;                    /* the worst of all rows */
 	uint64_t stream, position;               /* of the row with the largest rel */
 	struct row_diff worst;
@@ -59,6 +62,22 @@ struct diff {
 	size_t frame_count, frame_cap;
 	uint64_t frames_compared;
 };
+
+/* Chosen experts, [cols] on each side, in any order: ids as sets, and weights by the ids that they belong to, where an
+ * expert that only one side has weighs 0 on the other.  Columns are those of the first side that has the expert.
+ * DS_OS. */
+struct typed_row { enum dtype type; const void *p; };
+struct chosen { struct pick *picks[2]; double *values[2]; uint64_t *cols; size_t cap; }; /* room; all 0 at first */
+int chosen_ids(struct chosen *c, const struct typed_row ids[2], uint64_t cols, struct row_diff *d, struct ds_err *err);
+int chosen_weights(struct chosen *c, const struct typed_row weights[2], const struct typed_row ids[2], uint64_t cols,
+	struct row_diff *d, struct ds_err *err);
+void chosen_free(struct chosen *c);
+
+void chosen_points(struct diff *d);                            /* tells points which of them are such; once */
+/* The ids of n rows of weights from a position on; n becomes smaller where that changes in between.  False: one side
+ * has none of the weights' width. */
+bool chosen_find(const struct diff *d, const struct diff_point *p, const struct cap_rows *const weights[2],
+	uint64_t position, uint64_t *n, const struct cap_rows *ids[2]);
 
 int diff_rows(struct diff *d, struct ds_err *err);             /* the captures are settled */
 int diff_tokens(struct diff *d, struct ds_err *err);

@@ -39,27 +39,8 @@ static void take_value(struct row_diff *d, struct sums *s, double x, double y, u
 	s->dot += x * y;
 }
 
-void row_compare(enum dtype ta, const void *a, enum dtype tb, const void *b, uint64_t cols, struct row_diff *d)
+static void finish(struct row_diff *d, const struct sums *s)
 {
-	struct sums s = { 0, 0, 0, 0 };
-
-	*d = (struct row_diff){ .cos = 1.0 };
-	if (ta == tb && memcmp(a, b, cols * dtype_size(ta)) == 0)
-		return;
-	if (dtype_is_real(ta) || dtype_is_real(tb)) {
-		for (uint64_t i = 0; i < cols; i++)
-			take_value(d, &s, value_at(ta, a, i), value_at(tb, b, i), i);
-	} else {
-		for (uint64_t i = 0; i < cols; i++) {
-			int64_t x = int_at(ta, a, i), y = int_at(tb, b, i);
-
-			if (x != y && !d->differs)
-				*d = (struct row_diff){ .differs = true, .col = i, .a = (double)x, .b = (double)y };
-		}
-		d->abs = d->rel = d->differs ? INFINITY : 0.0; /* ids have no distance */
-		d->cos = (double)NAN;
-		return;
-	}
 	if (!d->differs)
 		return;
 	if (isinf(d->abs)) {
@@ -67,8 +48,48 @@ void row_compare(enum dtype ta, const void *a, enum dtype tb, const void *b, uin
 		d->cos = (double)NAN;
 		return;
 	}
-	d->rel = s.diff == 0.0 ? 0.0 : s.a == 0.0 ? INFINITY : sqrt(s.diff) / sqrt(s.a);
-	d->cos = s.a == 0.0 && s.b == 0.0 ? 1.0 : s.a == 0.0 || s.b == 0.0 ? 0.0 : s.dot / (sqrt(s.a) * sqrt(s.b));
+	d->rel = s->diff == 0.0 ? 0.0 : s->a == 0.0 ? INFINITY : sqrt(s->diff) / sqrt(s->a);
+	d->cos = s->a == 0.0 && s->b == 0.0 ? 1.0 : s->a == 0.0 || s->b == 0.0 ? 0.0 :
+		s->dot / (sqrt(s->a) * sqrt(s->b));
+}
+
+void row_compare_values(const double *a, const double *b, uint64_t cols, struct row_diff *d)
+{
+	struct sums s = { 0, 0, 0, 0 };
+
+	*d = (struct row_diff){ .cos = 1.0 };
+	for (uint64_t i = 0; i < cols; i++)
+		take_value(d, &s, a[i], b[i], i);
+	finish(d, &s);
+}
+
+/* Ids have no distance. */
+static void compare_whole(enum dtype ta, const void *a, enum dtype tb, const void *b, uint64_t cols, struct row_diff *d)
+{
+	for (uint64_t i = 0; i < cols; i++) {
+		int64_t x = int_at(ta, a, i), y = int_at(tb, b, i);
+
+		if (x != y && !d->differs)
+			*d = (struct row_diff){ .differs = true, .col = i, .a = (double)x, .b = (double)y };
+	}
+	d->abs = d->rel = d->differs ? INFINITY : 0.0;
+	d->cos = (double)NAN;
+}
+
+void row_compare(enum dtype ta, const void *a, enum dtype tb, const void *b, uint64_t cols, struct row_diff *d)
+{
+	struct sums s = { 0, 0, 0, 0 };
+
+	*d = (struct row_diff){ .cos = 1.0 };
+	if (ta == tb && memcmp(a, b, cols * dtype_size(ta)) == 0)
+		return;
+	if (!dtype_is_real(ta) && !dtype_is_real(tb)) {
+		compare_whole(ta, a, tb, b, cols, d);
+		return;
+	}
+	for (uint64_t i = 0; i < cols; i++)
+		take_value(d, &s, value_at(ta, a, i), value_at(tb, b, i), i);
+	finish(d, &s);
 }
 
 /* ---- rows of a point ---- */
@@ -98,25 +119,72 @@ static void note_row(const struct diff *d, struct diff_point *p, const struct ca
 		p->cos = r->cos;
 }
 
-struct buffers { void *p[2]; size_t cap[2]; };
+enum { ROWS, IDS, KINDS };
 
-static int need(struct buffers *b, int side, size_t n, struct ds_err *err)
+struct buffers {
+	void *p[KINDS][2];
+	size_t cap[KINDS][2];
+	struct chosen chosen;
+};
+
+/* Rows of both sides from a position on, into the buffers of a kind. */
+static int read_both(const struct diff *d, const struct cap_rows *const r[2], uint64_t position, uint64_t n,
+	struct buffers *b, int kind, struct ds_err *err)
 {
-	void *p;
+	for (int s = 0; s < 2; s++) {
+		size_t bytes = (size_t)n * (size_t)r[s]->cols * dtype_size(r[s]->type);
+		void *p = b->p[kind][s];
+		int rc;
 
-	if (n <= b->cap[side])
-		return 0;
-	p = mem_realloc(b->p[side], n, 1);
-	if (!p)
-		return err_nomem(err, n, "rows");
-	b->p[side] = p;
-	b->cap[side] = n;
+		if (bytes > b->cap[kind][s]) {
+			p = mem_realloc(p, bytes, 1);
+			if (!p)
+				return err_nomem(err, bytes, "rows");
+			b->p[kind][s] = p;
+			b->cap[kind][s] = bytes;
+		}
+		rc = capture_read(&d->c[s], r[s], position - r[s]->first, n, p, err);
+		if (rc)
+			return rc;
+	}
 	return 0;
 }
 
+static void row_at(const struct cap_rows *const r[2], const struct buffers *b, int kind, uint64_t i,
+	struct typed_row row[2])
+{
+	for (int s = 0; s < 2; s++)
+		row[s] = (struct typed_row){ r[s]->type,
+			(const char *)b->p[kind][s] + i * r[s]->cols * dtype_size(r[s]->type) };
+}
+
+/* n rows that have been read; ids: theirs, of experts, NULL where the rows are compared as they are. */
+static int compare_piece(struct diff *d, struct diff_point *p, const struct cap_rows *const r[2],
+	const struct cap_rows *const *ids, uint64_t position, uint64_t n, struct buffers *b, struct ds_err *err)
+{
+	struct typed_row row[2], id[2];
+	struct row_diff one;
+	int rc = 0;
+
+	for (uint64_t i = 0; !rc && i < n; i++) {
+		row_at(r, b, ROWS, i, row);
+		if (ids) {
+			row_at(ids, b, IDS, i, id);
+			rc = chosen_weights(&b->chosen, row, id, r[0]->cols, &one, err);
+		} else if (p->chosen && p->whole) {
+			rc = chosen_ids(&b->chosen, row, r[0]->cols, &one, err);
+		} else {
+			row_compare(row[0].type, row[0].p, row[1].type, row[1].p, r[0]->cols, &one);
+		}
+		if (!rc)
+			note_row(d, p, r[0], position + i, &one);
+	}
+	return rc;
+}
+
 /* n rows from position `first` on, which both have. */
-static int compare_run(struct diff *d, struct diff_point *p, const struct cap_rows *r[2], uint64_t first, uint64_t n,
-	struct buffers *b, struct ds_err *err)
+static int compare_run(struct diff *d, struct diff_point *p, const struct cap_rows *const r[2], uint64_t first,
+	uint64_t n, struct buffers *b, struct ds_err *err)
 {
 	size_t row[2], most;
 	int rc = 0;
@@ -134,19 +202,16 @@ static int compare_run(struct diff *d, struct diff_point *p, const struct cap_ro
 	most = PIECE / (row[0] > row[1] ? row[0] : row[1]);
 	most = most ? most : 1;
 	for (uint64_t done = 0, take; !rc && done < n; done += take) {
-		take = n - done < most ? n - done : most;
-		for (int s = 0; !rc && s < 2; s++) {
-			rc = need(b, s, (size_t)take * row[s], err);
-			if (!rc)
-				rc = capture_read(&d->c[s], r[s], first + done - r[s]->first, take, b->p[s], err);
-		}
-		for (uint64_t i = 0; !rc && i < take; i++) {
-			struct row_diff one;
+		const struct cap_rows *ids[2];
+		bool paired;
 
-			row_compare(r[0]->type, (char *)b->p[0] + i * row[0], r[1]->type,
-				(char *)b->p[1] + i * row[1], r[0]->cols, &one);
-			note_row(d, p, r[0], first + done + i, &one);
-		}
+		take = n - done < most ? n - done : most;
+		paired = p->ids && !p->whole && chosen_find(d, p, r, first + done, &take, ids);
+		rc = read_both(d, r, first + done, take, b, ROWS, err);
+		if (!rc && paired)
+			rc = read_both(d, ids, first + done, take, b, IDS, err);
+		if (!rc)
+			rc = compare_piece(d, p, r, paired ? ids : NULL, first + done, take, b, err);
 	}
 	return rc;
 }
@@ -186,7 +251,7 @@ static int compare_place(const struct diff *d, const struct cap_rows *a, const s
 /* One step of the walk over both sides in order. */
 static int step(struct diff *d, struct side at[2], struct buffers *b, struct ds_err *err)
 {
-	const struct cap_rows *r[2] = { rows_of(d, SIDE_A, &at[0]), rows_of(d, SIDE_B, &at[1]) };
+	const struct cap_rows *const r[2] = { rows_of(d, SIDE_A, &at[0]), rows_of(d, SIDE_B, &at[1]) };
 	int order = compare_place(d, r[0], r[1]), alone = order <= 0 ? SIDE_A : SIDE_B, rc;
 	uint64_t left[2], first[2], n;
 
@@ -214,12 +279,14 @@ static int step(struct diff *d, struct side at[2], struct buffers *b, struct ds_
 int diff_rows(struct diff *d, struct ds_err *err)
 {
 	struct side at[2] = { { 0, 0 }, { 0, 0 } };
-	struct buffers b = { { NULL, NULL }, { 0, 0 } };
+	struct buffers b = { 0 };
 	int rc = 0;
 
 	while (!rc && (rows_of(d, SIDE_A, &at[0]) || rows_of(d, SIDE_B, &at[1])))
 		rc = step(d, at, &b, err);
-	free(b.p[0]);
-	free(b.p[1]);
+	for (int kind = 0; kind < KINDS; kind++)
+		for (int s = 0; s < 2; s++)
+			free(b.p[kind][s]);
+	chosen_free(&b.chosen);
 	return rc;
 }

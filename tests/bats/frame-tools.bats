@@ -129,6 +129,38 @@ differ() {
 	OPTIONS='--tol 1e9 --atol 1e30' differ d "$T/id" '* layer.2.router.ids' '77'
 }
 
+# reorder FROM TO CODE: each row of the router's ids and weights in the reverse order, then CODE as for edit, with `layer` and the
+# values of a point of four columns in v, a list of rows.
+reorder() {
+	edit "$1" "$2" 'point, layer, v = meta.get("point"), meta.get("layer"), []
+if point in ("router.ids", "router.weights"):
+    form = "<4I" if point == "router.ids" else "<4f"
+    count = meta["tensors"][0][3][0]
+    v = [list(struct.unpack_from(form, data, 16 * i))[::-1] for i in range(count)]
+'"$3"'
+for i, row in enumerate(v): struct.pack_into(form, data, 16 * i, *row)'
+}
+
+@test "diff: experts chosen in another order are the same set, with weights by expert" {
+	reorder d "$T/order" ''
+	run -0 limited ds-frame diff d "$T/order"
+	run -0 limited ds-frame diff "$T/order" d.chunks # rows of other frames
+	run -0 limited ds-frame diff --json d "$T/order"
+	refute_output --regexp '"differ":[1-9]'
+	reorder d "$T/id" 'if point == "router.ids" and layer == 2 and meta["step"] == 0: v[1][0] = 77'
+	OPTIONS='--tol 1e9 --atol 1e30' differ d "$T/id" '* layer.2.router.ids' ' 1 [3] ' ' 77' \
+		'first over tolerance: layer.2.router.ids, 1 of'
+	OPTIONS='' differ d "$T/id" '* layer.2.router.weights' # an expert has no weight on the other side
+	reorder d "$T/swapped" 'if point == "router.weights" and layer == 1 and meta["step"] == 0: v[2].reverse()'
+	OPTIONS='' differ d "$T/swapped" '* layer.1.router.weights' 'first difference: layer.1.router.weights, 1 of'
+	refute_line --partial '* layer.1.router.ids'
+	# Ids of one side only: nothing tells whose the weights are, so they are compared as they come.
+	ds-frame filter -p 'layer.*.router.weights' "$T/order" >"$T/bare"
+	OPTIONS='--common' differ d "$T/bare" '* layer.1.router.weights'
+	ds-frame filter -p 'layer.*.router.weights' d >"$T/bare"
+	run -0 limited ds-frame diff --common d "$T/bare"
+}
+
 @test "diff: JSON says the same" {
 	edit d "$T/value" 'if meta.get("point") == "attn_out" and meta["layer"] == 1 and meta["step"] == 0: data[4*(256*2+5)+3] ^= 0x80'
 	run -1 limited ds-frame diff --json d "$T/value"

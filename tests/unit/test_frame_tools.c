@@ -191,6 +191,67 @@ static void test_rows(void)
 	tap_ok(!d.differs, "ids of two types");
 }
 
+/* ---- chosen experts ---- */
+
+enum { CHOSEN = 4 };
+
+static bool ids_differ(const uint32_t a[CHOSEN], const int64_t b[CHOSEN], struct row_diff *d)
+{
+	struct typed_row ids[2] = { { DT_U32, a }, { DT_I64, b } };
+	struct chosen c = { 0 };
+	struct ds_err err;
+
+	if (chosen_ids(&c, ids, CHOSEN, d, &err))
+		tap_bail("%s", err.text);
+	chosen_free(&c);
+	return d->differs;
+}
+
+static bool weights_differ(const uint32_t ia[CHOSEN], const float a[CHOSEN], const uint32_t ib[CHOSEN],
+	const float b[CHOSEN], struct row_diff *d)
+{
+	struct typed_row ids[2] = { { DT_U32, ia }, { DT_U32, ib } }, weights[2] = { { DT_F32, a }, { DT_F32, b } };
+	struct chosen c = { 0 };
+	struct ds_err err;
+
+	if (chosen_weights(&c, weights, ids, CHOSEN, d, &err))
+		tap_bail("%s", err.text);
+	chosen_free(&c);
+	return d->differs;
+}
+
+#define IDS(...) ((const uint32_t[CHOSEN]){ __VA_ARGS__ })
+#define LONGS(...) ((const int64_t[CHOSEN]){ __VA_ARGS__ })
+#define WEIGHTS(...) ((const float[CHOSEN]){ __VA_ARGS__ })
+
+static void test_chosen(void)
+{
+	const float nan = NAN;
+	struct row_diff d;
+
+	tap_ok(!ids_differ(IDS(7, 1, 30, 4), LONGS(30, 4, 1, 7), &d) && d.abs == 0 && d.cos == 1,
+		"the same experts in another order");
+	tap_ok(ids_differ(IDS(7, 1, 30, 4), LONGS(30, 4, 2, 7), &d) && d.col == 1 && d.a == 1 && d.b == 2 &&
+		isinf(d.rel), "one expert differs: which, and where");
+	tap_ok(ids_differ(IDS(7, 7, 1, 1), LONGS(7, 1, 1, 1), &d) && d.a == 7 && d.b == 1, "an expert that comes twice");
+	tap_ok(ids_differ(IDS(UINT32_MAX, 1, 2, 3), LONGS(-1, 1, 2, 3), &d) && d.a == (double)UINT32_MAX && d.b == -1,
+		"2^32 - 1 is not -1");
+	tap_ok(!weights_differ(IDS(7, 1, 30, 4), WEIGHTS(.4f, .3f, .2f, .1f), IDS(30, 7, 4, 1),
+		WEIGHTS(.2f, .4f, .1f, .3f), &d), "weights by their experts");
+	tap_ok(weights_differ(IDS(7, 1, 30, 4), WEIGHTS(.4f, .3f, .2f, .1f), IDS(30, 7, 4, 1),
+		WEIGHTS(.4f, .3f, .2f, .1f), &d) && d.col == 1 && near(d.abs, (double).3f - (double).1f),
+		"the same weights in the same order, of experts in another");
+	tap_ok(weights_differ(IDS(7, 1, 30, 4), WEIGHTS(.4f, .3f, .2f, .1f), IDS(7, 1, 30, 4),
+		WEIGHTS(.3f, .4f, .2f, .1f), &d) && d.col == 0, "two weights swapped, of experts in the same order");
+	tap_ok(weights_differ(IDS(7, 1, 30, 4), WEIGHTS(.4f, .3f, .2f, .1f), IDS(4, 1, 30, 8),
+		WEIGHTS(.1f, .3f, .2f, .5f), &d) && d.abs == .5 && d.a == 0 && d.b == .5 && d.col == 3,
+		"an expert that one side did not choose weighs 0 there");
+	tap_ok(weights_differ(IDS(7, 1, 30, 4), WEIGHTS(.4f, .3f, .2f, .1f), IDS(1, 7, 30, 4),
+		WEIGHTS(.3f, nan, .2f, .1f), &d) && isinf(d.abs) && d.col == 0, "a NaN on one side");
+	tap_ok(!weights_differ(IDS(7, 7, 7, 4), WEIGHTS(nan, 0, -0.0f, .1f), IDS(4, 7, 7, 7),
+		WEIGHTS(.1f, -0.0f, nan, 0), &d), "an expert that comes thrice, NaN and zeros among its weights");
+}
+
 /* ---- names of other engines ---- */
 
 static bool maps_to(const char *map, const char *name, const char *want)
@@ -325,6 +386,7 @@ int main(void)
 	test_points();
 	test_settle();
 	test_rows();
+	test_chosen();
 	test_maps();
 	test_meta();
 	return tap_done();
