@@ -9,17 +9,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/leftover.h"
+#include "base/sync.h"
+
 /* ---- what a signal must remove ---- */
-
-enum { GUARDED = 8 };
-
-static const char *volatile guarded[GUARDED];
 
 static void on_fatal(int sig)
 {
-	for (int i = 0; i < GUARDED; i++)
-		if (guarded[i])
-			unlink(guarded[i]);
+	leftover_remove();
 	signal(sig, SIG_DFL);
 	raise(sig);
 }
@@ -36,21 +33,10 @@ static void handle(int sig)
 
 static void guard(const char *tmp)
 {
-	for (int i = 0; i < GUARDED; i++)
-		if (!guarded[i]) {
-			guarded[i] = tmp;
-			break;
-		}
+	leftover_add(tmp);
 	handle(SIGTERM);
 	handle(SIGINT);
 	handle(SIGHUP);
-}
-
-static void unguard(const char *tmp)
-{
-	for (int i = 0; i < GUARDED; i++)
-		if (guarded[i] == tmp)
-			guarded[i] = NULL;
 }
 
 /* ---- opening ---- */
@@ -128,7 +114,7 @@ int outfile_open(struct outfile *o, const char *path, bool force, bool text, str
 
 int outfile_commit(struct outfile *o, struct ds_err *err)
 {
-	int fd = o->fd;
+	int fd = o->fd, rc;
 
 	if (fd < 0)
 		return 0;
@@ -138,17 +124,18 @@ int outfile_commit(struct outfile *o, struct ds_err *err)
 			return err_errno(err, DS_IO, "cannot write to '%s'", o->path);
 	}
 	o->fd = -1;
-	if (close(fd))
-		return err_errno(err, DS_IO, "cannot write to '%s'", o->path);
-	if (!o->tmp)
-		return 0;
+	rc = o->tmp ? sync_fd(fd, o->path, err) : 0;
+	if (close(fd) && !rc)
+		rc = err_errno(err, DS_IO, "cannot write to '%s'", o->path);
+	if (rc || !o->tmp)
+		return rc;
 	if (renameat2(AT_FDCWD, o->tmp, AT_FDCWD, o->path, o->force ? 0 : RENAME_NOREPLACE) &&
 		(errno != EINVAL || rename(o->tmp, o->path)))
 		return err_errno(err, DS_IO, "cannot rename '%s' to '%s'", o->tmp, o->path);
-	unguard(o->tmp);
+	leftover_done(o->tmp);
 	free(o->tmp);
 	o->tmp = NULL;
-	return 0;
+	return sync_parent(o->path, err);
 }
 
 void outfile_discard(struct outfile *o)
@@ -158,7 +145,7 @@ void outfile_discard(struct outfile *o)
 	o->fd = -1;
 	if (o->tmp) {
 		unlink(o->tmp);
-		unguard(o->tmp);
+		leftover_done(o->tmp);
 	}
 	free(o->tmp);
 	free(o->path);

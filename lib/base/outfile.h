@@ -20,8 +20,9 @@ struct outfile {
 /* path NULL or "-": standard output.  A regular file that exists needs `force` (DS_USAGE), as do frames on a
  * terminal; DS_IO.  On failure o holds nothing. */
 int outfile_open(struct outfile *o, const char *path, bool force, bool text, struct ds_err *err);
-/* Closes (standard output stays open, but what closing would report is reported) and renames: DS_IO.  On failure the
- * temporary file remains for outfile_discard. */
+/* Closes (standard output stays open, but what closing would report is reported) and renames, the file being on disk
+ * before and its name after: DS_IO.  On failure the temporary file, where it is not renamed yet, remains for
+ * outfile_discard. */
 int outfile_commit(struct outfile *o, struct ds_err *err);
 /* Closes and removes what is not committed; does nothing to an outfile that holds nothing (all zero, fd -1). */
 void outfile_discard(struct outfile *o);

@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/leftover.h"
+#include "base/sync.h"
 
 enum { CACHE_LINE = 64 };
 
@@ -146,6 +148,8 @@ static int create(const struct writer *w, const char *name, struct out_file *f, 
 
 int writer_close(struct out_file *f, int rc, struct ds_err *err)
 {
+	if (f->fd >= 0 && !rc)
+		rc = sync_fd(f->fd, f->path, err);
 	if (f->fd >= 0 && close(f->fd) < 0 && !rc)
 		rc = err_errno(err, DS_IO, "cannot write '%s'", f->path);
 	free(f->path);
@@ -283,37 +287,39 @@ static int write_index(const struct writer *w, struct ds_err *err)
 
 /* ---- directories ---- */
 
-/* Removes a directory of files (ours are flat). */
-static int remove_dir(const char *path)
+/* What was there is exchanged, then removed: not before the new one has its name on disk. */
+static int replace(struct writer *w, struct ds_err *err)
 {
-	DIR *d = opendir(path);
-	struct dirent *e;
+	char *old = w->tmp;
+	int rc;
 
-	while (d && (e = readdir(d)))
-		if (strcmp(e->d_name, ".") && strcmp(e->d_name, ".."))
-			unlinkat(dirfd(d), e->d_name, 0);
-	if (d)
-		closedir(d);
-	return rmdir(path);
+	if (renameat2(AT_FDCWD, w->tmp, AT_FDCWD, w->dir, RENAME_EXCHANGE) < 0)
+		return err_errno(err, DS_IO, "cannot rename '%s' to '%s'", w->tmp, w->dir);
+	leftover_done(w->tmp);
+	w->tmp = NULL;
+	rc = sync_parent(w->dir, err);
+	if (!rc && leftover_delete(old) < 0)
+		rc = err_errno(err, DS_IO, "cannot remove the old '%s', now '%s'", w->dir, old);
+	free(old);
+	return rc;
 }
 
-/* Puts the finished directory in its place; with --force what was there is exchanged, then removed. */
-static int install(const struct writer *w, struct ds_err *err)
+/* Puts the finished directory in its place. */
+static int install(struct writer *w, struct ds_err *err)
 {
-	if (renameat2(AT_FDCWD, w->tmp, AT_FDCWD, w->dir, RENAME_NOREPLACE) == 0)
-		return 0;
-	if (errno == EEXIST && w->force) {
-		if (renameat2(AT_FDCWD, w->tmp, AT_FDCWD, w->dir, RENAME_EXCHANGE) == 0) {
-			if (remove_dir(w->tmp) < 0)
-				return err_errno(err, DS_IO, "cannot remove the old '%s', now '%s'", w->dir, w->tmp);
-			return 0;
-		}
-	} else if (errno == EEXIST) {
-		return err_set(err, DS_USAGE, "cannot make '%s': it exists; --force replaces it", w->dir);
-	} else if (errno == EINVAL && rename(w->tmp, w->dir) == 0) {
-		return 0; /* a file system without flags; rename does not replace a directory that is not empty */
+	/* a file system without flags has rename, which does not replace a directory that is not empty */
+	if (renameat2(AT_FDCWD, w->tmp, AT_FDCWD, w->dir, RENAME_NOREPLACE) < 0 &&
+	    (errno != EINVAL || rename(w->tmp, w->dir) < 0)) {
+		if (errno == EEXIST && w->force)
+			return replace(w, err);
+		if (errno == EEXIST)
+			return err_set(err, DS_USAGE, "cannot make '%s': it exists; --force replaces it", w->dir);
+		return err_errno(err, DS_IO, "cannot rename '%s' to '%s'", w->tmp, w->dir);
 	}
-	return err_errno(err, DS_IO, "cannot rename '%s' to '%s'", w->tmp, w->dir);
+	leftover_done(w->tmp);
+	free(w->tmp);
+	w->tmp = NULL;
+	return sync_parent(w->dir, err);
 }
 
 static bool ends_with(const char *s, const char *end)
@@ -377,6 +383,7 @@ int writer_begin(struct writer *w, struct ds_err *err)
 		w->tmp = NULL;
 		return rc;
 	}
+	leftover_add(w->tmp);
 	mask = umask(0);
 	umask(mask);
 	chmod(w->tmp, 0777 & ~mask);
@@ -388,18 +395,16 @@ int writer_finish(struct writer *w, struct ds_err *err)
 	int rc = w->shards > 1 ? write_index(w, err) : 0;
 
 	if (!rc)
-		rc = install(w, err);
-	if (rc)
-		return rc;
-	free(w->tmp);
-	w->tmp = NULL;
-	return 0;
+		rc = sync_dir(w->tmp, err);
+	return rc ? rc : install(w, err);
 }
 
 void writer_free(struct writer *w)
 {
-	if (w->tmp)
-		remove_dir(w->tmp);
+	if (w->tmp) {
+		leftover_delete(w->tmp);
+		leftover_done(w->tmp);
+	}
 	free(w->tmp);
 	free(w->dir);
 	free(w->tensors);

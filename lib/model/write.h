@@ -60,9 +60,10 @@ int writer_open(const struct writer *w, size_t s, struct out_file *f, struct ds_
 /* Bytes of a tensor of this file from byte `at` of it on.  Several threads may put, each with its own err. */
 int writer_put(const struct writer *w, const struct out_file *f, const struct out_tensor *t, uint64_t at, const void *p,
 	size_t n, struct ds_err *err);
-/* rc, or where it is 0 what went wrong with closing. */
+/* rc; where it is 0, what went wrong with writing to disk or closing. */
 int writer_close(struct out_file *f, int rc, struct ds_err *err);
-/* The index, where there are several files, and the rename. */
+/* The index, where there are several files, and the rename: files are on disk before, the name after.  Where only the
+ * last of that fails, out is there all the same. */
 int writer_finish(struct writer *w, struct ds_err *err);
 /* Also removes what was not finished. */
 void writer_free(struct writer *w);
