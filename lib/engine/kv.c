@@ -61,7 +61,7 @@ size_t kv_pool_available(const struct kv_pool *p)
 	return p->blocks - p->used + p->idle;
 }
 
-static size_t block_number(const struct kv_pool *p, const void *block)
+size_t kv_block_number(const struct kv_pool *p, const void *block)
 {
 	return (size_t)((const unsigned char *)block - p->memory) / p->block_bytes;
 }
@@ -69,16 +69,21 @@ static size_t block_number(const struct kv_pool *p, const void *block)
 /* The number of owners changes by one; whether a kept block is idle follows from it. */
 static void own(struct kv_pool *p, size_t n, bool more)
 {
-	p->idle -= p->kept[n] && p->owners[n] == 1;
+	bool was = p->kept[n] && p->owners[n] == 1, is;
+
 	p->owners[n] += more ? 1 : -1;
-	p->idle += p->kept[n] && p->owners[n] == 1;
+	is = p->kept[n] && p->owners[n] == 1;
+	p->idle += is;
+	p->idle -= was;
+	if (is != was)
+		p->rest(p->cache, n, is);
 	if (!p->owners[n])
 		p->free[p->blocks - p->used--] = (uint32_t)n;
 }
 
 void kv_block_keep(struct kv_pool *p, void *block)
 {
-	size_t n = block_number(p, block);
+	size_t n = kv_block_number(p, block);
 
 	p->owners[n]++;
 	p->kept[n] = true;
@@ -86,16 +91,11 @@ void kv_block_keep(struct kv_pool *p, void *block)
 
 void kv_block_drop(struct kv_pool *p, void *block)
 {
-	size_t n = block_number(p, block);
+	size_t n = kv_block_number(p, block);
 
 	p->idle -= p->owners[n] == 1;
 	p->kept[n] = false;
 	own(p, n, false);
-}
-
-bool kv_block_idle(const struct kv_pool *p, const void *block)
-{
-	return p->owners[block_number(p, block)] == 1;
 }
 
 /* Room for `need` entries in the table of blocks. */
@@ -124,7 +124,7 @@ bool kv_seq_reserve(struct kv_seq *s, struct kv_pool *p, size_t tokens)
 		uint32_t n;
 
 		if (p->used == p->blocks && p->idle)
-			p->reclaim(p->reclaim_ctx);
+			p->reclaim(p->cache);
 		if (p->used == p->blocks)
 			return false;
 		n = p->free[p->blocks - ++p->used];
@@ -137,14 +137,14 @@ bool kv_seq_reserve(struct kv_seq *s, struct kv_pool *p, size_t tokens)
 static void give_back(struct kv_seq *s, struct kv_pool *p)
 {
 	while (s->count > 0)
-		own(p, block_number(p, s->pages[--s->count]), false);
+		own(p, kv_block_number(p, s->pages[--s->count]), false);
 }
 
 bool kv_seq_share(struct kv_seq *s, struct kv_pool *p, void *block)
 {
 	if (!grow(s, s->count + 1))
 		return false;
-	own(p, block_number(p, block), true);
+	own(p, kv_block_number(p, block), true);
 	s->pages[s->count++] = block;
 	return true;
 }
@@ -153,8 +153,8 @@ void kv_seq_replace(struct kv_seq *s, struct kv_pool *p, size_t n, void *block)
 {
 	if (s->pages[n] == block)
 		return;
-	own(p, block_number(p, block), true);
-	own(p, block_number(p, s->pages[n]), false);
+	own(p, kv_block_number(p, block), true);
+	own(p, kv_block_number(p, s->pages[n]), false);
 	s->pages[n] = block;
 }
 

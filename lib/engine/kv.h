@@ -29,8 +29,10 @@ struct kv_pool {
 	uint32_t *owners;       /* [blocks] */
 	bool *kept;             /* [blocks] the cache is one of the owners */
 	size_t idle;            /* blocks whose only owner is the cache */
-	void (*reclaim)(void *ctx); /* frees one idle block (there is one); NULL: no cache */
-	void *reclaim_ctx;
+	/* of the cache, NULL: there is none.  Frees one idle block (there is one); block n became idle, or is no more */
+	void (*reclaim)(void *ctx);
+	void (*rest)(void *ctx, size_t n, bool idle);
+	void *cache;
 };
 
 struct kv_seq {
@@ -54,8 +56,7 @@ void kv_seq_clear(struct kv_seq *s, struct kv_pool *p);
 /* The cache becomes an owner of a sequence's block, and lets go of it. */
 void kv_block_keep(struct kv_pool *p, void *block);
 void kv_block_drop(struct kv_pool *p, void *block);
-/* No sequence has it. */
-bool kv_block_idle(const struct kv_pool *p, const void *block);
+size_t kv_block_number(const struct kv_pool *p, const void *block);
 /* Adds a complete block that another owner holds, too, to s.  False: no memory. */
 bool kv_seq_share(struct kv_seq *s, struct kv_pool *p, void *block);
 /* The same bytes in another owner's block instead of block n of s. */

@@ -11,10 +11,9 @@ enum { BUCKETS_MIN = 1024 };
 
 struct entry {
 	LIST_ENTRY(entry) bucket;
-	TAILQ_ENTRY(entry) age;
+	TAILQ_ENTRY(entry) rest;   /* while its block is idle */
 	XXH128_hash_t key;
 	struct entry *parent;      /* NULL: the prompt begins here */
-	size_t children;
 	void *block;
 	uint32_t ids[KV_BLOCK + 1]; /* its tokens; with MTP the one that follows them, else 0 */
 };
@@ -27,15 +26,27 @@ struct prefix_cache {
 	bool mtp;
 	struct bucket *buckets;    /* [bucket_count], a power of two */
 	size_t bucket_count, count;
-	struct by_age ages;        /* the most recently used first; a parent never stands behind its children */
+	struct entry **of_block;   /* [pool->blocks] whose block it is */
+	/* Those with idle blocks, the one that was used last first.  Whoever uses a block uses its parents, too, and
+	 * gives it back before them: no parent stands behind its children, and none of the last one's is in use. */
+	struct by_age idle;
 };
 
+static void on_rest(void *ctx, size_t n, bool idle)
+{
+	struct prefix_cache *c = ctx;
+
+	if (idle)
+		TAILQ_INSERT_HEAD(&c->idle, c->of_block[n], rest);
+	else
+		TAILQ_REMOVE(&c->idle, c->of_block[n], rest);
+}
+
+/* Its block is idle. */
 static void drop(struct prefix_cache *c, struct entry *e)
 {
 	LIST_REMOVE(e, bucket);
-	TAILQ_REMOVE(&c->ages, e, age);
-	if (e->parent)
-		e->parent->children--;
+	TAILQ_REMOVE(&c->idle, e, rest);
 	kv_block_drop(c->pool, e->block);
 	c->count--;
 	free(e);
@@ -44,14 +55,8 @@ static void drop(struct prefix_cache *c, struct entry *e)
 static void reclaim(void *ctx)
 {
 	struct prefix_cache *c = ctx;
-	struct entry *e;
 
-	/* Whoever uses a kept block uses its parents, so an idle one has only idle children, and one has none. */
-	TAILQ_FOREACH_REVERSE(e, &c->ages, by_age, age)
-		if (!e->children && kv_block_idle(c->pool, e->block)) {
-			drop(c, e);
-			return;
-		}
+	drop(c, TAILQ_LAST(&c->idle, by_age));
 }
 
 int prefix_new(struct prefix_cache **out, struct kv_pool *p, bool mtp, struct ds_err *err)
@@ -61,18 +66,25 @@ int prefix_new(struct prefix_cache **out, struct kv_pool *p, bool mtp, struct ds
 
 	while (n < p->blocks)
 		n *= 2;
-	if (c)
+	if (c) {
 		c->buckets = mem_calloc(n, sizeof(*c->buckets));
-	if (!c || !c->buckets) {
+		c->of_block = mem_calloc(p->blocks, sizeof(*c->of_block));
+	}
+	if (!c || !c->buckets || !c->of_block) {
+		if (c) {
+			free(c->buckets);
+			free(c->of_block);
+		}
 		free(c);
 		return err_nomem(err, n * sizeof(struct bucket), "the cache of prefixes");
 	}
 	c->pool = p;
 	c->mtp = mtp;
 	c->bucket_count = n;
-	TAILQ_INIT(&c->ages);
+	TAILQ_INIT(&c->idle);
 	p->reclaim = reclaim;
-	p->reclaim_ctx = c;
+	p->rest = on_rest;
+	p->cache = c;
 	*out = c;
 	return 0;
 }
@@ -83,10 +95,11 @@ void prefix_free(struct prefix_cache *c)
 
 	if (!c)
 		return;
-	while ((e = TAILQ_LAST(&c->ages, by_age)) != NULL)
+	while ((e = TAILQ_LAST(&c->idle, by_age)) != NULL)
 		drop(c, e);
 	c->pool->reclaim = NULL;
 	free(c->buckets);
+	free(c->of_block);
 	free(c);
 }
 
@@ -124,15 +137,6 @@ static struct entry *find(const struct prefix_cache *c, const struct entry *pare
 	return NULL;
 }
 
-/* The chain that ends with e is the most recently used, its beginning the most of all. */
-static void touch(struct prefix_cache *c, struct entry *e)
-{
-	for (; e; e = e->parent) {
-		TAILQ_REMOVE(&c->ages, e, age);
-		TAILQ_INSERT_HEAD(&c->ages, e, age);
-	}
-}
-
 size_t prefix_take(struct prefix_cache *c, struct kv_seq *s, const uint32_t *ids, size_t count)
 {
 	size_t most = (count - 1) / KV_BLOCK, n = 0;
@@ -142,7 +146,6 @@ size_t prefix_take(struct prefix_cache *c, struct kv_seq *s, const uint32_t *ids
 		e = next;
 		n++;
 	}
-	touch(c, e);
 	s->length = n * KV_BLOCK;
 	s->mtp = c->mtp ? s->length : 0;
 	return s->length;
@@ -158,11 +161,9 @@ static struct entry *add(struct prefix_cache *c, struct entry *parent, const uin
 	e->key = chain(parent, e->ids);
 	e->parent = parent;
 	e->block = block;
-	if (parent)
-		parent->children++;
+	c->of_block[kv_block_number(c->pool, block)] = e;
 	kv_block_keep(c->pool, block);
 	LIST_INSERT_HEAD(&c->buckets[e->key.low64 & (c->bucket_count - 1)], e, bucket);
-	TAILQ_INSERT_HEAD(&c->ages, e, age);
 	c->count++;
 	return e;
 }
@@ -181,5 +182,4 @@ void prefix_keep(struct prefix_cache *c, struct kv_seq *s, const uint32_t *ids, 
 			break;
 		e = next;
 	}
-	touch(c, e);
 }

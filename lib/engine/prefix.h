@@ -4,8 +4,8 @@
  * A block's key is a hash chained over its parent's key and its 64 token ids; its tokens are compared, too, so that a
  * collision can never give wrong KV.  With MTP the token that follows the block is part of the key: the layer's entry
  * 63 depends on it.  Only blocks of prompts come here, computed in the expanded form: by law 2 they are the bits that
- * computing them again would give.  The least recently used block goes when the pool has no other, those without a
- * continuation first.  Not thread-safe.
+ * computing them again would give.  When the pool has no other, the block goes that was given back longest ago,
+ * those without a continuation first; finding it takes no longer with more of them.  Not thread-safe.
  */
 #ifndef DS_ENGINE_PREFIX_H
 #define DS_ENGINE_PREFIX_H
@@ -14,7 +14,7 @@
 
 struct prefix_cache;
 
-/* The pool must outlive it.  mtp: blocks have the MTP layer's entries, too. */
+/* The pool must outlive it; no sequence has blocks of it any more when it ends.  mtp: blocks have the MTP layer's entries, too. */
 int prefix_new(struct prefix_cache **c, struct kv_pool *p, bool mtp, struct ds_err *err);
 void prefix_free(struct prefix_cache *c);
 

@@ -19,9 +19,10 @@ int decode_new(struct decode **out, struct work *w, const struct decode_options 
 		d->policy.always = o->always;
 		d->meta = meta_new();
 		d->stepping = mem_calloc(o->max_batch, sizeof(*d->stepping));
+		d->turned = mem_calloc(o->max_batch, sizeof(*d->turned));
 		d->prompts = mem_calloc(o->max_batch, sizeof(*d->prompts));
 	}
-	if (!d || !d->meta || !d->stepping || !d->prompts) {
+	if (!d || !d->meta || !d->stepping || !d->turned || !d->prompts) {
 		decode_free(d);
 		return err_nomem(err, sizeof(*d), "decode");
 	}
@@ -123,6 +124,7 @@ void decode_free(struct decode *d)
 	if (d->meta)
 		meta_free(d->meta);
 	free(d->stepping);
+	free(d->turned);
 	free(d->prompts);
 	free(d);
 }

@@ -2,10 +2,11 @@
  * The decode stage: requests with their KV blocks and first token in; tokens out, one frame each, until done.  Requests
  * of a stream whose HELLO says that it carries no KV are computed here, prompt and all.
  *
- * Requests join and leave between steps.  A step takes a token of every running request, or a token and its drafts, and
- * what is left of its budget goes to chunks of prompts, oldest first.  KV memory is given as sequences grow; where it
- * runs out the youngest is parked (its blocks are copied to ordinary memory and come back later), so that the oldest
- * always goes on.  Only a request that all of the memory could not hold fails.
+ * Requests join and leave between steps.  Places in a step go round by request, whatever the number of its choices; a
+ * running choice has a token or a token and its drafts, and what is left of the budget goes to chunks of prompts, the
+ * oldest first.  KV memory is given as sequences grow; where it runs out the last choice of the youngest is parked (its
+ * blocks are copied to ordinary memory and come back later), so that the oldest always goes on.  Only a request that
+ * all of the memory could not hold fails.
  */
 #ifndef DS_SERVE_DECODE_H
 #define DS_SERVE_DECODE_H

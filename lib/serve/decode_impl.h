@@ -4,7 +4,8 @@
  *   decode.c        requests and their choices, from beginning to end
  *   decode_arrive.c what arrives: requests, their KV and first tokens, cancels
  *   decode_park.c   KV in ordinary memory; the KV of further choices
- *   decode_step.c   who takes part in a step, and the step
+ *   decode_turn.c   who takes part in a step, and room in the KV memory for them
+ *   decode_step.c   the step
  *   decode_emit.c   tokens on their way out: stop strings, frames, how a choice ends
  *   decode_draft.c  speculation: drafts of the MTP layer
  *   draft_policy.c  whether it pays
@@ -43,6 +44,8 @@ struct group {
 	struct done done;         /* as it will be sent */
 	size_t open;              /* choices that are not finished */
 	int64_t began_ns;
+	size_t passed;            /* turns that went to older prompts */
+	struct job *turn;         /* while a step is put together: the choice whose turn is next, NULL: no more */
 };
 
 /* One choice of a request; the only one, until its first token is there. */
@@ -63,7 +66,9 @@ struct job {
 	float *h;                 /* [MTP_PENDING, hidden] */
 	uint32_t next[MTP_PENDING]; /* the token that follows each */
 	size_t pending;
-	size_t rows;              /* in this step: of a prompt, or the token and its drafts */
+	size_t rows;              /* in this step: of a prompt, or the token and its drafts; 0: it does not take part */
+	size_t rank;              /* while a step is put together: unfinished choices of the request before it, */
+	size_t age;               /* and place in the list of all */
 	uint32_t feed[MTP_MOST + 1]; /* the token and its drafts */
 };
 
@@ -74,11 +79,12 @@ struct decode {
 	struct work *w;
 	struct decode_options o;
 	struct job_list jobs;
-	struct group_list groups;
+	struct group_list groups; /* by turn: who took part in a step stands behind those who did not */
 	size_t held;              /* groups */
 	struct held_sources paused;
 	struct meta_builder *meta;
 	struct job **stepping;    /* [max_batch] whose segments the step has */
+	struct group **turned;    /* [max_batch] whose turn it was */
 	struct prompt **prompts;  /* [max_batch] those of them that are prompts, else NULL */
 	struct draft_policy policy;
 	uint64_t drafted, accepted; /* tokens, in the whole run */
@@ -117,6 +123,11 @@ bool unpark(struct decode *d, struct job *j);
 /* Another choice of j's request, not in the list yet: its KV as j's, shared as far as possible; where no block is free
  * it is parked.  NULL: no memory. */
 struct job *fork_job(struct decode *d, const struct job *j, size_t choice);
+
+/* ---- decode_turn.c ---- */
+
+/* Fills d->stepping with those that take part in the next step, each with its rows; returns their number. */
+size_t choose(struct decode *d);
 
 /* ---- decode_step.c ---- */
 

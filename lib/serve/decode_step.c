@@ -1,115 +1,13 @@
-/* Who takes part in a step, room in the KV memory for them, and the step. */
+/* A step: drafts, the engine, and what comes of it. */
 #include <string.h>
 
 #include "base/log.h"
 #include "base/time.h"
 #include "serve/decode_impl.h"
 
-/* ---- room ---- */
-
-static bool has_blocks(const struct job *k)
-{
-	return k->kv.count && !k->parked.bytes;
-}
-
-/* It cannot run: its KV is still arriving (and goes on arriving into ordinary memory; one whose block is being read at
- * this moment keeps its own, --peer-timeout bounds that), or its answers are not being read. */
-static bool idle(const struct job *k)
-{
-	return k->state == JOB_ARRIVING ? !k->g->incoming : source_blocked(k->g->src);
-}
-
-/* Makes blocks free for j, which could run: first those of requests that cannot, whatever their age; then those of the
- * youngest that is younger than j.  False if there is none. */
-static bool park_another(struct decode *d, const struct job *j)
-{
-	struct job *k;
-
-	TAILQ_FOREACH_REVERSE(k, &d->jobs, job_list, link)
-		if (k != j && has_blocks(k) && idle(k)) {
-			if (k->state == JOB_ARRIVING)
-				k->kv.length = k->g->arrived * KV_BLOCK;
-			return park(d, k);
-		}
-	TAILQ_FOREACH_REVERSE(k, &d->jobs, job_list, link) {
-		if (k == j)
-			return false;
-		if (k->state != JOB_ARRIVING && has_blocks(k))
-			return park(d, k);
-	}
-	return false;
-}
-
-/* The KV of j is in blocks, perhaps at the cost of younger ones'. */
-static bool bring_back(struct decode *d, struct job *j)
-{
-	if (!j->parked.bytes)
-		return true;
-	/* One block more than it had, so that it is not parked again at once. */
-	while (kv_pool_available(d->w->pool) < unpark_needs(d, j) + 1)
-		if (!park_another(d, j))
-			break;
-	return unpark(d, j);
-}
-
-static bool make_room(struct decode *d, struct job *j, size_t rows)
-{
-	while (!kv_seq_reserve(&j->kv, d->w->pool, j->kv.length + rows))
-		if (!park_another(d, j))
-			return false;
-	return true;
-}
-
-/* Refuses a request that no parking can help, since all of the memory would not do; begins a prompt, as late as this so
- * that it finds what was computed meanwhile. */
-static int admit(struct decode *d, struct job *j, struct ds_err *err)
-{
-	if (j->state == JOB_READY && kv_blocks_for(j->position + 1) > d->w->pool->blocks)
-		return err_set(err, DS_CONFIG,
-			"request '%s': token %llu does not fit in --kv-memory (%zu block%s of %d tokens)",
-			j->g->request.id, (unsigned long long)j->position, d->w->pool->blocks,
-			plural(d->w->pool->blocks), KV_BLOCK);
-	return j->state == JOB_PROMPT && !j->at.begun ? prompt_begin(d->w, &j->at, err) : 0;
-}
-
-/* ---- who ---- */
-
 static size_t least(size_t a, size_t b)
 {
 	return a < b ? a : b;
-}
-
-/* Running ones by age, as many as a step takes.  Prompts get what the budget leaves once every other that could run has
- * its token. */
-static size_t choose(struct decode *d)
-{
-	size_t n, budget;
-	struct job *j, *next;
-	struct ds_err why;
-
-restart:
-	n = 0;
-	budget = d->w->max_rows - d->o.max_batch;
-	for (j = TAILQ_FIRST(&d->jobs); j && n < d->o.max_batch; j = next) {
-		next = TAILQ_NEXT(j, link);
-		if (j->state == JOB_ARRIVING || source_blocked(j->g->src) || (j->state == JOB_PROMPT && !budget))
-			continue;
-		if (admit(d, j, &why)) {
-			group_fail(d, j->g, &why);
-			goto restart; /* its other choices are gone, too */
-		}
-		if (!bring_back(d, j))
-			break; /* younger ones must not pass: they would take the room it waits for */
-		j->rows = 1;
-		if (j->state == JOB_PROMPT) {
-			j->rows = least(least(prompt_left(&j->at), d->o.chunk), budget);
-			budget -= j->rows;
-		}
-		if (!make_room(d, j, j->rows))
-			break;
-		d->stepping[n++] = j;
-	}
-	return n;
 }
 
 /* Drafts that j has a use for. */

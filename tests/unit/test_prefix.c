@@ -1,6 +1,8 @@
 /* Prefixes that were computed before: found by their tokens alone, shared, given up oldest first and never in use. */
 #include "engine/prefix.h"
 
+#include <time.h>
+
 #include "base/random.h"
 #include "tap.h"
 
@@ -238,8 +240,51 @@ static void test_random(bool mtp)
 	close_rig(&r);
 }
 
+enum { LARGE = 30000, BEHIND = 60000 };
+
+/* Seconds to give up LARGE idle blocks while older ones, `in_use` of them, are in use. */
+static double reclaim_all(size_t in_use)
+{
+	uint32_t *ids = calloc((BEHIND + 1) * KV_BLOCK, sizeof(*ids));
+	struct kv_seq busy = { 0 }, s = { 0 };
+	size_t n = LARGE * KV_BLOCK + 1;
+	double seconds;
+	clock_t began;
+	struct rig r;
+
+	open_rig(&r, LARGE + 1 + in_use, false);
+	if (!ids || !kv_seq_reserve(&busy, r.pool, in_use * KV_BLOCK))
+		tap_bail("no memory");
+	if (in_use)
+		prefix_keep(r.cache, &busy, ids, in_use * KV_BLOCK + 1);
+	ids[0] = 1;
+	if (!kv_seq_reserve(&s, r.pool, n))
+		tap_bail("no room");
+	prefix_keep(r.cache, &s, ids, n);
+	kv_seq_clear(&s, r.pool);
+	began = clock();
+	if (r.pool->idle != LARGE || !kv_seq_reserve(&s, r.pool, n) || r.pool->idle)
+		tap_bail("idle blocks were not given up");
+	seconds = (double)(clock() - began) / CLOCKS_PER_SEC;
+	kv_seq_clear(&s, r.pool);
+	kv_seq_clear(&busy, r.pool);
+	prefix_free(r.cache);
+	kv_pool_free(r.pool);
+	free(ids);
+	return seconds;
+}
+
+static void test_large(void)
+{
+	double alone = reclaim_all(0), behind = reclaim_all(BEHIND);
+
+	tap_ok(behind < 20 * alone + 0.05, "%d blocks are given up in %.1f ms, with %d others in use in %.1f ms", LARGE,
+		1e3 * alone, BEHIND, 1e3 * behind);
+}
+
 int main(void)
 {
+	test_large();
 	test_hits();
 	test_next_token();
 	test_twins();
