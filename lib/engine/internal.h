@@ -16,6 +16,7 @@ struct engine {
 	engine_tap tap;
 	void *tap_ctx;
 	uint64_t step;          /* steps done */
+	int64_t check_ns;       /* when the model's files are looked at again */
 
 	/* working memory of a step, R = max_rows, S = R * top_k; all of it in one reserved mapping, touched as used */
 	unsigned char *memory;

@@ -301,6 +301,15 @@ int ckpt_open(struct checkpoint *c, const char *dir, struct ds_err *err)
 	return rc;
 }
 
+int ckpt_check(const struct checkpoint *c, bool accept, struct ds_err *err)
+{
+	int rc = 0;
+
+	for (size_t i = 0; i < c->file_count && !rc; i++)
+		rc = st_check(&c->files[i], accept, err);
+	return rc;
+}
+
 void ckpt_close(struct checkpoint *c)
 {
 	for (size_t i = 0; i < c->file_count; i++)

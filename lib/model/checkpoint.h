@@ -25,6 +25,8 @@ struct checkpoint {
 
 /* DS_NOINPUT, DS_DATA, DS_OS.  On failure c holds nothing. */
 int ckpt_open(struct checkpoint *c, const char *dir, struct ds_err *err);
+/* st_check of every file. */
+int ckpt_check(const struct checkpoint *c, bool accept, struct ds_err *err);
 void ckpt_close(struct checkpoint *c);
 
 /* NULL where the checkpoint has none of that name. */

@@ -108,5 +108,7 @@ int fingerprint_quick(const struct model *m, char *hex, struct ds_err *err)
 
 int model_fingerprint_full(const struct model *m, char *hex, struct ds_err *err)
 {
-	return fingerprint(m, true, hex, err);
+	int rc = fingerprint(m, true, hex, err);
+
+	return rc ? rc : ckpt_check(m->files, false, err);
 }

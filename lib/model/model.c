@@ -282,7 +282,8 @@ int model_open(struct model **out, const char *dir, struct ds_err *err)
 	struct config config;
 	struct checkpoint *files;
 	struct model *m = NULL;
-	int rc = config_load(dir, &config, err);
+	struct ds_err why;
+	int rc = config_load(dir, &config, err), changed;
 
 	*out = NULL;
 	if (rc)
@@ -304,12 +305,27 @@ int model_open(struct model **out, const char *dir, struct ds_err *err)
 	advise(m, false);
 	rc = bind_all(m, err);
 	advise(m, true);
-	if (rc) {
+	/* Whatever else was found: names and values may be of two versions. */
+	changed = ckpt_check(m->files, false, &why);
+	if (changed)
+		*err = why;
+	if (rc || changed) {
 		model_close(m);
-		return rc;
+		return err->code;
 	}
 	*out = m;
 	return 0;
+}
+
+int model_check(const struct model *m, struct ds_err *err)
+{
+	char now[40];
+	struct ds_err other;
+	int rc = ckpt_check(m->files, false, err);
+
+	if (!rc || fingerprint_quick(m, now, &other) || strcmp(now, m->fingerprint))
+		return rc;
+	return ckpt_check(m->files, true, err); /* touched, or the same bytes once more */
 }
 
 void model_close(struct model *m)

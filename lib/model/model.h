@@ -50,6 +50,9 @@ struct model {
 
 /* Opens; DS_NOINPUT, DS_DATA (names file, tensor, reason), DS_OS.  Thread-safe. */
 int model_open(struct model **m, const char *dir, struct ds_err *err);
+/* While it is used: DS_DATA where a file was cut, or written to and the fingerprint is another.  Costs microseconds a
+ * file as long as nothing was written.  One thread. */
+int model_check(const struct model *m, struct ds_err *err);
 void model_close(struct model *m);
 
 /* Calls fn for every tensor that the model does not use: unknown names, and names that the index leaves out.  Returns

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/mapped.h"
 #include "base/mem.h"
 #include "model/scan.h"
 
@@ -254,7 +255,7 @@ static int map_file(struct st_file *f, int fd, struct ds_err *err)
 		return err_errno(err, DS_OS, "cannot map '%s'", f->path);
 	}
 	f->size = (size_t)st.st_size;
-	return 0;
+	return mapped_add(&f->known, f->map, f->size, f->path, &st, err);
 }
 
 static int parse_file(struct st_file *f, struct ds_err *err)
@@ -300,8 +301,14 @@ int st_open(struct st_file *f, const char *path, struct ds_err *err)
 	return rc;
 }
 
+int st_check(const struct st_file *f, bool accept, struct ds_err *err)
+{
+	return mapped_check(f->known, accept, err);
+}
+
 void st_close(struct st_file *f)
 {
+	mapped_remove(f->known);
 	if (f->map)
 		munmap(f->map, f->size);
 	free(f->tensors);

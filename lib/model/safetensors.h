@@ -31,6 +31,7 @@ struct st_file {
 	char *path;
 	void *map;
 	size_t size;
+	struct mapped *known; /* to the handler of SIGBUS */
 	struct st_tensor *tensors; /* in the order of the header */
 	size_t count;
 };
@@ -42,6 +43,8 @@ int st_parse(const char *header, size_t n, uint64_t data_bytes, const char *name
 
 /* Maps and parses; DS_NOINPUT, DS_DATA, DS_OS.  On failure f holds nothing. */
 int st_open(struct st_file *f, const char *path, struct ds_err *err);
+/* DS_DATA where the file was written to since; accept: only where its size is another (base/mapped.h). */
+int st_check(const struct st_file *f, bool accept, struct ds_err *err);
 void st_close(struct st_file *f);
 
 #endif

@@ -247,6 +247,8 @@ static int unpack_all(struct unpack *u, struct ds_err *err)
 
 	for (size_t i = 0; !rc && i < u->file.count; i++)
 		rc = unpack_one(u, &u->file.tensors[i], err);
+	if (!rc)
+		rc = st_check(&u->file, false, err);
 	if (!rc && !u->written)
 		rc = err_set(err, DS_DATA, "'%s': %s", u->file.path,
 			u->u->maps->n ? "no tensor's name matches a --map" : "it holds no tensors");

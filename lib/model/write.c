@@ -11,6 +11,7 @@
 
 #include "base/json.h"
 #include "base/leftover.h"
+#include "base/mapped.h"
 #include "base/sync.h"
 
 enum { CACHE_LINE = 64 };
@@ -125,6 +126,8 @@ static int put(const struct writer *w, const struct out_file *f, const void *p, 
 
 		if (k < 0 && errno == EINTR && !stopped(w, err))
 			continue;
+		if (k < 0 && errno == EFAULT && mapped_lost(p, n, err)) /* copied from a file that was cut */
+			return err->code;
 		if (k <= 0)
 			return err_errno(err, DS_IO, "cannot write '%s'", f->path);
 		p = (const char *)p + k;
