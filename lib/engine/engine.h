@@ -38,7 +38,8 @@ struct segment {
 	struct kv_seq *kv;       /* has room (kv_seq_reserve) for length + rows tokens; the step advances length */
 	const uint32_t *tokens;  /* [rows], each below the vocabulary's size */
 	size_t rows;
-	uint64_t stream;         /* what a tap calls the sequence; the engine does not look at it */
+	uint64_t stream;         /* what a tap calls the sequence; the engine does not look at it, */
+	const char *name;        /* nor at the request's name, which may be NULL */
 	bool absorbed;
 	size_t want_logits;      /* of the last so many rows */
 	const float *h;          /* engine_mtp only: [rows, hidden] */
@@ -79,7 +80,7 @@ int engine_mtp(struct engine *e, struct segment *segs, size_t count, struct ds_e
  * Taps: fn sees tensors while a step runs (goldens, dumps), each where it is complete and before anything overwrites
  * it.  What is shown is the engine's own memory, valid during the call.  Without a tap the points cost nothing.
  */
-struct tap_rows { uint64_t stream, first; size_t rows; }; /* rows first, first + 1, ... of a sequence */
+struct tap_rows { uint64_t stream, first; size_t rows; const char *name; }; /* first, first + 1, ... of a sequence */
 struct tap_tensor {
 	const char *point;       /* as below */
 	size_t layer;            /* 0 where the point is of no layer */

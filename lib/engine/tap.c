@@ -16,7 +16,8 @@ void engine_show(const struct engine *e, const struct batch *b, const char *poin
 	if (!e->tap)
 		return;
 	for (size_t i = 0; i < b->count; i++)
-		e->shown[i] = (struct tap_rows){ b->segs[i].stream, batch_pos(b, &b->segs[i]), b->segs[i].rows };
+		e->shown[i] = (struct tap_rows){ b->segs[i].stream, batch_pos(b, &b->segs[i]), b->segs[i].rows,
+			b->segs[i].name };
 	e->tap(e->tap_ctx, &t);
 }
 
@@ -33,7 +34,7 @@ void engine_show_last(const struct engine *e, const struct batch *b, const char 
 		if (!g->want_logits)
 			continue;
 		e->shown[t.seg_count++] = (struct tap_rows){ g->stream,
-			batch_pos(b, g) + g->rows - g->want_logits, g->want_logits };
+			batch_pos(b, g) + g->rows - g->want_logits, g->want_logits, g->name };
 		t.rows += g->want_logits;
 	}
 	e->tap(e->tap_ctx, &t);

@@ -177,6 +177,37 @@ static int key_of(struct capture *c, const struct point *p, size_t *key, struct 
 	}
 }
 
+static int add_name(struct capture *c, const struct cap_name *n, struct ds_err *err)
+{
+	struct cap_name *names;
+	bool fresh;
+	size_t *at = map_at(&c->name_map, n->stream, &fresh);
+
+	if (!at)
+		return err_nomem(err, c->name_count, "names");
+	if (!fresh)
+		return 0;
+	names = mem_more(c->names, &c->name_cap, c->name_count, sizeof *names);
+	if (!names)
+		return no_room(c, err);
+	c->names = names;
+	*at = c->name_count;
+	names[c->name_count++] = *n;
+	return 0;
+}
+
+/* Of rows whose name has been checked. */
+static int name_rows(struct capture *c, const struct point_rows *r, struct ds_err *err)
+{
+	struct cap_name n = { .stream = r->stream };
+
+	if (!r->id || map_find(&c->name_map, r->stream))
+		return 0;
+	n.choice = r->stream - frame_stream_id(r->id, r->id_len);
+	memcpy(n.id, r->id, r->id_len);
+	return add_name(c, &n, err);
+}
+
 static int add_rows(struct capture *c, const struct cap_rows *r, struct ds_err *err)
 {
 	struct cap_rows *rows = mem_more(c->rows, &c->row_cap, c->row_count, sizeof *rows);
@@ -206,6 +237,8 @@ static int add_point(struct capture *c, const struct frame *f, const struct wher
 		r.first = s.first;
 		r.count = s.count;
 		rc = turn_of(c, r.stream, &r.turn, err);
+		if (!rc)
+			rc = name_rows(c, &s, err);
 		if (!rc)
 			rc = add_rows(c, &r, err);
 		r.at += s.count * r.cols * dtype_size(r.type);
@@ -260,26 +293,13 @@ static int add_tensor(struct capture *c, const struct frame *f, const struct fra
 	return rc ? rc : add_rows(c, &r, err);
 }
 
-static int add_name(struct capture *c, const struct frame *f, struct ds_err *err)
+static int name_frame(struct capture *c, const struct frame *f, struct ds_err *err)
 {
-	struct cap_name n = { .stream = f->stream }, *names;
-	bool fresh;
-	size_t *at;
+	struct cap_name n = { .stream = f->stream };
 
 	if (!f->stream || meta_cstr(f->meta, "id", n.id, sizeof n.id) != META_OK || !n.id[0])
 		return 0;
-	at = map_at(&c->name_map, f->stream, &fresh);
-	if (!at)
-		return err_nomem(err, c->name_count, "names");
-	if (!fresh)
-		return 0;
-	names = mem_more(c->names, &c->name_cap, c->name_count, sizeof *names);
-	if (!names)
-		return no_room(c, err);
-	c->names = names;
-	*at = c->name_count;
-	names[c->name_count++] = n;
-	return 0;
+	return add_name(c, &n, err);
 }
 
 static int add_frame(struct capture *c, const struct frame *f, const struct where *w, struct ds_err *err)
@@ -305,7 +325,7 @@ static int add_frame(struct capture *c, const struct frame *f, const struct wher
 		if (!rc)
 			rc = add_tensor(c, f, &t, e.ordinal, w, err);
 	}
-	return rc ? rc : add_name(c, f, err);
+	return rc ? rc : name_frame(c, f, err);
 }
 
 static int add_token(struct capture *c, const struct frame *f, struct ds_err *err)
@@ -424,11 +444,11 @@ int capture_meta(const struct capture *c, uint64_t at, uint32_t len, struct meta
 	return rc;
 }
 
-const char *capture_name(const struct capture *c, uint64_t stream)
+const struct cap_name *capture_name(const struct capture *c, uint64_t stream)
 {
 	const size_t *at = map_find(&c->name_map, stream);
 
-	return at ? c->names[*at].id : NULL;
+	return at ? &c->names[*at] : NULL;
 }
 
 void capture_turns(struct capture *c, const size_t *turn)

@@ -42,7 +42,8 @@ struct cap_frame {
 	uint32_t meta_len;
 };
 
-struct cap_name { uint64_t stream; char id[REQUEST_ID_MAX + 1]; };
+/* choice: which of the request's the stream is of; others than 0 have streams of their own in tensor frames only. */
+struct cap_name { uint64_t stream, choice; char id[REQUEST_ID_MAX + 1]; };
 
 struct capture {
 	const char *name;
@@ -70,8 +71,8 @@ void capture_close(struct capture *c);
 int capture_read(const struct capture *c, const struct cap_rows *r, uint64_t row, uint64_t n, void *dst,
 	struct ds_err *err);
 int capture_meta(const struct capture *c, uint64_t at, uint32_t len, struct meta_doc **d, struct ds_err *err);
-/* The request's name, or NULL. */
-const char *capture_name(const struct capture *c, uint64_t stream);
+/* NULL where it is not known. */
+const struct cap_name *capture_name(const struct capture *c, uint64_t stream);
 
 /* Gives the streams other turns; turn: [stream_count]. */
 void capture_turns(struct capture *c, const size_t *turn);

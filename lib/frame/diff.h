@@ -5,7 +5,7 @@
 #include "frame/capture.h"
 #include "frame/tools.h"
 
-enum { SIDE_A, SIDE_B };
+enum { SIDE_A, SIDE_B, DIFF_NAME_MAX = REQUEST_ID_MAX + 30 };
 
 /* How a row of b differs from the same row of a.  Elements that are bit for bit the same, or both NaN, do not. */
 struct row_diff {
@@ -90,8 +90,8 @@ bool diff_compared(const struct diff *d);                      /* anything at al
 bool diff_same(const struct diff *d);
 /* Where nothing could be compared: why. */
 void diff_nothing(const struct diff *d, char *why, size_t cap);
-/* The request's name where either capture has it, else the stream in hexadecimal. */
-const char *diff_name(const struct diff *d, uint64_t stream, char text[REQUEST_ID_MAX + 1]);
+/* The request's name where either capture has it, with the choice but the first, else the stream in hexadecimal. */
+const char *diff_name(const struct diff *d, uint64_t stream, char text[DIFF_NAME_MAX]);
 /* Prints; DS_IO, DS_OS. */
 int diff_print(const struct diff *d, bool json, struct ds_err *err);
 

@@ -114,14 +114,14 @@ int chosen_weights(struct chosen *c, const struct typed_row weights[2], const st
 	struct row_diff *d, struct ds_err *err)
 {
 	uint64_t i[2] = { 0, 0 };
+	struct row_diff order;
 	size_t n = 0;
 	int rc;
 
-	row_compare(ids[0].type, ids[0].p, ids[1].type, ids[1].p, cols, d);
-	if (!d->differs) {
-		row_compare(weights[0].type, weights[0].p, weights[1].type, weights[1].p, cols, d);
+	row_compare(ids[0].type, ids[0].p, ids[1].type, ids[1].p, cols, &order);
+	row_compare(weights[0].type, weights[0].p, weights[1].type, weights[1].p, cols, d);
+	if (!order.differs && !d->differs)
 		return 0;
-	}
 	rc = room(c, cols, err);
 	if (rc)
 		return rc;
@@ -132,7 +132,7 @@ int chosen_weights(struct chosen *c, const struct typed_row weights[2], const st
 		next_pick(c, i, cols, has);
 		c->cols[n] = c->picks[!has[0]][i[!has[0]]].col;
 		for (int s = 0; s < 2; s++) {
-			c->values[s][n] = has[s] ? c->picks[s][i[s]].weight : 0.0; /* an expert not chosen adds nothing */
+			c->values[s][n] = has[s] ? c->picks[s][i[s]].weight : 0.0; /* not chosen: adds nothing */
 			i[s] += has[s];
 		}
 	}

@@ -10,15 +10,18 @@
 
 enum { NAME_TEXT = 24 };
 
-const char *diff_name(const struct diff *d, uint64_t stream, char text[REQUEST_ID_MAX + 1])
+const char *diff_name(const struct diff *d, uint64_t stream, char text[DIFF_NAME_MAX])
 {
-	const char *name = capture_name(&d->c[SIDE_A], stream);
+	const struct cap_name *name = capture_name(&d->c[SIDE_A], stream);
 
 	if (!name)
 		name = capture_name(&d->c[SIDE_B], stream);
-	if (name)
-		return name;
-	snprintf(text, REQUEST_ID_MAX + 1, "%016llx", (unsigned long long)stream);
+	if (!name)
+		snprintf(text, DIFF_NAME_MAX, "%016llx", (unsigned long long)stream);
+	else if (name->choice)
+		snprintf(text, DIFF_NAME_MAX, "%s choice %llu", name->id, (unsigned long long)name->choice);
+	else
+		return name->id;
 	return text;
 }
 
@@ -59,8 +62,8 @@ static void number(char text[16], double v, bool known)
 
 static void print_point(const struct diff *d, const struct diff_point *p, struct buf *out)
 {
-	char name[POINT_NAME_MAX + 32], abs[16], rel[16], cos[16], worst[REQUEST_ID_MAX + 100] = "";
-	char only[2][48] = { "", "" }, id[REQUEST_ID_MAX + 1];
+	char name[POINT_NAME_MAX + 32], abs[16], rel[16], cos[16], worst[DIFF_NAME_MAX + 100] = "";
+	char only[2][48] = { "", "" }, id[DIFF_NAME_MAX];
 	bool known = !p->whole && p->rows > p->other_shape;
 
 	point_format(&p->point, name);
@@ -155,7 +158,7 @@ static void side_token(char text[32], const struct diff_request *r, int side)
 
 static void print_request(const struct diff *d, const struct diff_request *r, struct buf *out)
 {
-	char id[REQUEST_ID_MAX + 1], label[REQUEST_ID_MAX + 40], token[2][32];
+	char id[DIFF_NAME_MAX], label[DIFF_NAME_MAX + 40], token[2][32];
 
 	snprintf(label, sizeof label, "%s", diff_name(d, r->stream, id));
 	if (r->choice)
@@ -205,7 +208,7 @@ static void print_requests(const struct diff *d, struct buf *out)
 
 static void print_frame(const struct diff *d, const struct diff_frame *f, struct buf *out)
 {
-	char id[REQUEST_ID_MAX + 1], at[40] = "";
+	char id[DIFF_NAME_MAX], at[40] = "";
 	char mark = diff_frame_bad(d, f) ? '*' : ' ';
 
 	if (f->ordinal)
@@ -262,7 +265,7 @@ static void put_pair(struct jw *w, const char *key, const uint64_t v[2])
 
 static void put_point(struct jw *w, const struct diff *d, const struct diff_point *p)
 {
-	char name[POINT_NAME_MAX + 32], id[REQUEST_ID_MAX + 1];
+	char name[POINT_NAME_MAX + 32], id[DIFF_NAME_MAX];
 	bool known = !p->whole && p->rows > p->other_shape;
 
 	point_format(&p->point, name);
@@ -291,7 +294,7 @@ static void put_point(struct jw *w, const struct diff *d, const struct diff_poin
 
 static void put_request(struct jw *w, const struct diff *d, const struct diff_request *r)
 {
-	char id[REQUEST_ID_MAX + 1];
+	char id[DIFF_NAME_MAX];
 
 	jw_obj(w);
 	jw_put_str(w, "request", diff_name(d, r->stream, id));
@@ -320,7 +323,7 @@ static void put_request(struct jw *w, const struct diff *d, const struct diff_re
 
 static void put_frame(struct jw *w, const struct diff *d, const struct diff_frame *f)
 {
-	char id[REQUEST_ID_MAX + 1];
+	char id[DIFF_NAME_MAX];
 
 	jw_obj(w);
 	jw_put_str(w, "type", frame_type_name(f->type));

@@ -134,7 +134,7 @@ static void holding(const struct diff *d, int side, char *text, size_t cap)
 void diff_nothing(const struct diff *d, char *why, size_t cap)
 {
 	const char *a = d->c[SIDE_A].name, *b = d->c[SIDE_B].name;
-	char id[2][REQUEST_ID_MAX + 1], holds[2][POINT_NAME_MAX + 60];
+	char id[2][DIFF_NAME_MAX], holds[2][POINT_NAME_MAX + 60];
 	struct unmatched u;
 
 	if (!find_unmatched(d, &u)) {

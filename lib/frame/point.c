@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "base/opt.h"
+#include "frame/messages.h"
 
 /* ---- names ---- */
 
@@ -169,8 +170,17 @@ static bool read_seg(struct meta rows, size_t i, struct point_rows *r)
 	struct meta seg;
 	size_t n;
 
+	*r = (struct point_rows){ .id = NULL };
 	return meta_at_array(rows, i, &seg, &n) == META_OK && n >= 3 && meta_at_uint(seg, 0, &r->stream) == META_OK &&
-		meta_at_uint(seg, 1, &r->first) == META_OK && meta_at_uint(seg, 2, &r->count) == META_OK;
+		meta_at_uint(seg, 1, &r->first) == META_OK && meta_at_uint(seg, 2, &r->count) == META_OK &&
+		meta_at_str(seg, 3, &r->id, &r->id_len) != META_TYPE;
+}
+
+/* A name that is not the stream's would lead to another request than the rows are of. */
+static bool good_name(const struct point_rows *r)
+{
+	return !r->id || (r->id_len && r->id_len <= REQUEST_ID_MAX && !memchr(r->id, 0, r->id_len) &&
+		r->stream - frame_stream_id(r->id, r->id_len) < REQUEST_MAX_N);
 }
 
 static const char *read_rows(const struct frame *f, struct point_frame *p)
@@ -185,7 +195,9 @@ static const char *read_rows(const struct frame *f, struct point_frame *p)
 		struct point_rows r;
 
 		if (!read_seg(rows, i, &r))
-			return "a segment of 'rows' is not [stream, first, count]";
+			return "a segment of 'rows' is not [stream, first, count, name]";
+		if (!good_name(&r))
+			return "a segment's name is not that of its stream";
 		if (!r.count || r.count > most || r.first > most || sum > most)
 			return "a segment of 'rows' is empty or out of range";
 		sum += r.count;
@@ -217,7 +229,7 @@ int point_frame_get(const struct frame *f, struct point_frame *p, struct ds_err 
 
 struct point_rows point_rows_at(const struct frame *f, size_t i)
 {
-	struct point_rows r = { 0, 0, 0 };
+	struct point_rows r = { .id = NULL };
 	struct meta rows;
 	size_t n;
 
@@ -246,10 +258,11 @@ static uint64_t put_rows(struct meta_builder *b, const struct point_data *d, str
 	uint64_t *stream)
 {
 	uint64_t put = 0;
+	size_t segs = 0;
 
 	*stream = d->segs[at->seg].stream;
 	meta_put_array(b, "rows");
-	while (put < most && at->seg < d->seg_count) {
+	while (put < most && at->seg < d->seg_count && segs++ < POINT_FRAME_SEGS) {
 		const struct point_rows *s = &d->segs[at->seg];
 		uint64_t n = s->count - at->done;
 
@@ -258,6 +271,8 @@ static uint64_t put_rows(struct meta_builder *b, const struct point_data *d, str
 		meta_put_uint(b, NULL, s->stream);
 		meta_put_uint(b, NULL, s->first + at->done);
 		meta_put_uint(b, NULL, n);
+		if (s->id)
+			meta_put_str(b, NULL, s->id, s->id_len);
 		meta_put_end(b);
 		if (s->stream != *stream)
 			*stream = 0;

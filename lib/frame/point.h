@@ -14,6 +14,7 @@ enum {
 	POINT_NAME_MAX = 160,         /* room for what other tensors are called in comparisons */
 	POINT_NAME_BYTES = 100,       /* longest name of a point in a frame */
 	POINT_FRAME_BYTES = 64 << 20,
+	POINT_FRAME_SEGS = 8192,      /* with names of 64 bytes less than 1 MiB of meta */
 };
 
 /* The points that the engine knows, in the order in which a step reaches them, ended by a NULL name. */
@@ -40,7 +41,12 @@ bool pattern_at(const char *patterns, size_t i, const char **text, size_t *n);
 
 /* ---- tensor frames ---- */
 
-struct point_rows { uint64_t stream, first, count; }; /* positions first .. first + count */
+/* Positions first .. first + count of a stream, that of a request's choice. */
+struct point_rows {
+	uint64_t stream, first, count;
+	const char *id;          /* the request's name, [id_len], not NUL-terminated; NULL where it is not known */
+	size_t id_len;
+};
 
 struct point_frame {
 	struct point point;
@@ -53,9 +59,10 @@ struct point_frame {
 
 /* Whether it is a tensor frame that names its point (others are frames like any other). */
 bool point_frame_is(const struct frame *f);
-/* Fully checked, DS_DATA: one tensor of two axes, counts that add up, positions below 2^62. */
+/* Fully checked, DS_DATA: one tensor of two axes, counts that add up, positions below 2^62, names whose hash is the
+ * stream of a choice. */
 int point_frame_get(const struct frame *f, struct point_frame *p, struct ds_err *err);
-struct point_rows point_rows_at(const struct frame *f, size_t i); /* of a checked frame */
+struct point_rows point_rows_at(const struct frame *f, size_t i); /* of a checked frame; the name lies in its meta */
 
 /* What is to be written; data [rows, cols], the rows of segs one after the other. */
 struct point_data {
@@ -68,8 +75,9 @@ struct point_data {
 	const struct point_rows *segs;
 	size_t seg_count;
 };
-/* As one frame, or several where it is larger than POINT_FRAME_BYTES; with payload hashes.  The stream id is the rows'
- * where they are of one stream, else 0.  more (may be NULL): meta keys of a frame that are kept besides. */
+/* As one frame, or several where it is larger than POINT_FRAME_BYTES or has more than POINT_FRAME_SEGS segments; with
+ * payload hashes.  The stream id is the rows' where they are of one stream, else 0.  more (may be NULL): meta keys of a
+ * frame that are kept besides. */
 int point_write(struct frame_writer *w, struct meta_builder *b, const struct point_data *d, const struct meta *more,
 	struct ds_err *err);
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "frame/messages.h"
 
 /* ---- ranges ---- */
 
@@ -102,11 +103,12 @@ static int parse_streams(struct selection *s, const struct selection_text *t, st
 {
 	size_t n = t->requests.n + t->streams.n;
 
-	s->streams = mem_array(n ? n : 1, sizeof *s->streams);
-	if (!s->streams)
+	s->streams = mem_array(t->streams.n + 1, sizeof *s->streams);
+	s->requests = mem_array(t->requests.n + 1, sizeof *s->requests);
+	if (!s->streams || !s->requests)
 		return err_nomem(err, n * sizeof *s->streams, "stream ids");
 	for (size_t i = 0; i < t->requests.n; i++)
-		s->streams[s->stream_count++] = frame_stream_id(t->requests.v[i], strlen(t->requests.v[i]));
+		s->requests[s->request_count++] = frame_stream_id(t->requests.v[i], strlen(t->requests.v[i]));
 	for (size_t i = 0; i < t->streams.n; i++) {
 		const char *text = t->streams.v[i];
 
@@ -116,6 +118,7 @@ static int parse_streams(struct selection *s, const struct selection_text *t, st
 		s->streams[s->stream_count++] = strtoull(text, NULL, 16);
 	}
 	qsort(s->streams, s->stream_count, sizeof *s->streams, compare_ids);
+	qsort(s->requests, s->request_count, sizeof *s->requests, compare_ids);
 	return 0;
 }
 
@@ -138,12 +141,32 @@ int selection_new(struct selection *s, const struct selection_text *t, struct ds
 void selection_free(struct selection *s)
 {
 	free(s->streams);
-	s->streams = NULL;
+	free(s->requests);
+	s->streams = s->requests = NULL;
+}
+
+/* One of the streams that a named request's choices have. */
+static bool has_choice(const struct selection *s, uint64_t stream)
+{
+	size_t low = 0, high = s->request_count;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if (s->requests[middle] <= stream)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	/* Behind 2^64 - 1 comes 0. */
+	return s->request_count && stream - s->requests[(low ? low : s->request_count) - 1] < REQUEST_MAX_N;
 }
 
 bool selection_has_stream(const struct selection *s, uint64_t stream)
 {
-	return !s->stream_count || bsearch(&stream, s->streams, s->stream_count, sizeof stream, compare_ids);
+	if (!s->stream_count && !s->request_count)
+		return true;
+	return has_choice(s, stream) || bsearch(&stream, s->streams, s->stream_count, sizeof stream, compare_ids);
 }
 
 /* Any row of a tensor frame by stream and position. */

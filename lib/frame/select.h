@@ -26,14 +26,16 @@ struct selection_text { /* as given, NULL or empty: everything */
 struct selection {
 	uint32_t types;    /* bits; 0: all */
 	const char *points;
-	uint64_t *streams; /* sorted, allocated */
+	uint64_t *streams;  /* sorted, allocated */
 	size_t stream_count;
+	uint64_t *requests; /* likewise: of named requests, whose choices' streams follow theirs */
+	size_t request_count;
 	struct ranges frames, layers, steps, positions, indices;
 };
 
 int selection_new(struct selection *s, const struct selection_text *t, struct ds_err *err); /* DS_USAGE */
 void selection_free(struct selection *s);
-bool selection_has_stream(const struct selection *s, uint64_t stream);
+bool selection_has_stream(const struct selection *s, uint64_t stream); /* also where none is given */
 
 /* Whether a frame matches: a frame that does not have what is asked for (a layer, positions) does not.  p: of a frame
  * that point_frame_is, already read; else NULL. */

@@ -125,7 +125,8 @@ static int keep_rows(struct slice *c, struct frame *f, const struct point_frame 
 
 	*count = 0;
 	for (size_t i = 0; !rc && i < p->segs; i++) {
-		struct point_rows r = point_rows_at(f, i), piece = { .stream = r.stream };
+		struct point_rows r = point_rows_at(f, i), piece = { .stream = r.stream, .id = r.id,
+			.id_len = r.id_len };
 		uint64_t at = r.first, end = r.first + r.count, past;
 
 		while (!rc && at < end && selection_has_stream(c->s, r.stream) &&
@@ -147,7 +148,7 @@ static int cut_frame(struct slice *c, struct frame *f, const struct point_frame 
 		.data = f->data + p->t.offset, .cols = (size_t)p->cols };
 	int rc;
 
-	if (!c->s->stream_count && !c->s->positions.n)
+	if (!c->s->stream_count && !c->s->request_count && !c->s->positions.n)
 		return frame_forward(c->out.w, f, err);
 	rc = frame_check_payload(f, err); /* what is written gets a hash of its own */
 	if (!rc)

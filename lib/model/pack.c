@@ -132,16 +132,25 @@ static void entry(struct jw *w, const char *name, enum dtype type, uint64_t rows
 	*at += bytes;
 }
 
+/* Not to be written, or not to be read again as what it is. */
+static bool odd_name(const char *id)
+{
+	for (const char *s = id; *s; s++)
+		if ((unsigned char)*s < ' ' || strchr("/\"\\", *s))
+			return true;
+	return strlen(id) == 16 && strspn(id, "0123456789abcdef") == 16;
+}
+
 static void name_tensor(const struct pack *p, const struct cap_rows *r, char *name, size_t cap)
 {
-	const char *request = capture_name(&p->c, r->stream);
+	const struct cap_name *request = capture_name(&p->c, r->stream);
 	char point[POINT_NAME_MAX + 32];
 
 	point_format(&p->c.keys[r->key], point);
 	if (!p->prefixed)
 		snprintf(name, cap, "%s", point);
-	else if (request && !strchr(request, '/') && !strpbrk(request, "\"\\"))
-		snprintf(name, cap, "%s/%s", request, point);
+	else if (request && frame_stream_id(request->id, strlen(request->id)) == r->stream && !odd_name(request->id))
+		snprintf(name, cap, "%s/%s", request->id, point);
 	else
 		snprintf(name, cap, "%016llx/%s", (unsigned long long)r->stream, point);
 }

@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "base/version.h"
 #include "frame/hello.h"
+#include "frame/messages.h"
 #include "frame/slice.h"
 #include "model/pack.h"
 #include "model/safetensors.h"
@@ -115,17 +116,20 @@ static bool rename_tensor(const struct unpack *u, const struct st_tensor *t, cha
 	return !maps->n;
 }
 
-static uint64_t stream_of(const struct unpack *u, const char *name, const char **point)
+/* Whose a tensor is, as far as its name says it. */
+static struct point_rows owner_of(const struct unpack *u, const char *name, const char **point)
 {
 	const char *slash = strchr(name, '/'), *request = u->u->request ? u->u->request : "r0";
-	size_t n = slash ? (size_t)(slash - name) : 0;
+	size_t n = slash ? (size_t)(slash - name) : strlen(request);
+	struct point_rows r = { .id = slash ? name : request, .id_len = n };
 
 	*point = slash ? slash + 1 : name;
-	if (!slash)
-		return frame_stream_id(request, strlen(request));
-	if (n == 16 && strspn(name, "0123456789abcdef") == 16)
-		return strtoull(name, NULL, 16);
-	return frame_stream_id(name, n);
+	r.stream = frame_stream_id(r.id, n);
+	if (slash && n == 16 && strspn(name, "0123456789abcdef") == 16)
+		r = (struct point_rows){ .stream = strtoull(name, NULL, 16) };
+	if (!n || n > REQUEST_ID_MAX) /* no request is so called */
+		r.id = NULL;
+	return r;
 }
 
 /* [rows, columns] of what may have a batch of one in front, or heads behind. */
@@ -162,7 +166,7 @@ static bool ends_with(const char *s, size_t n, const char *end)
 	return n > strlen(end) && memcmp(s + n - strlen(end), end, strlen(end)) == 0;
 }
 
-static int add_seg(struct unpack *u, size_t *n, uint64_t stream, uint64_t position, struct ds_err *err)
+static int add_seg(struct unpack *u, size_t *n, const struct point_rows *owner, uint64_t position, struct ds_err *err)
 {
 	struct point_rows *last = *n ? &u->segs[*n - 1] : NULL, *p;
 
@@ -174,20 +178,22 @@ static int add_seg(struct unpack *u, size_t *n, uint64_t stream, uint64_t positi
 	if (!p)
 		return err_nomem(err, *n * sizeof *p, "positions");
 	u->segs = p;
-	u->segs[(*n)++] = (struct point_rows){ stream, position, 1 };
+	p[*n] = *owner;
+	p[*n].first = position;
+	p[(*n)++].count = 1;
 	return 0;
 }
 
 /* The segments that say where the rows belong: as NAME.positions says, else 0, 1, 2, ... */
-static int list_rows(struct unpack *u, const struct st_tensor *t, uint64_t stream, uint64_t rows, size_t *n,
-	struct ds_err *err)
+static int list_rows(struct unpack *u, const struct st_tensor *t, const struct point_rows *owner, uint64_t rows,
+	size_t *n, struct ds_err *err)
 {
 	const struct st_tensor *p = find_positions(u, t);
 	int rc = 0;
 
 	*n = 0;
 	if (!p) {
-		rc = add_seg(u, n, stream, 0, err);
+		rc = add_seg(u, n, owner, 0, err);
 		if (!rc)
 			u->segs[0].count = rows;
 		return rc;
@@ -199,7 +205,7 @@ static int list_rows(struct unpack *u, const struct st_tensor *t, uint64_t strea
 
 		if (at < 0 || at > (int64_t)1 << 61)
 			return bad(u, p, "a position is out of range", err);
-		rc = add_seg(u, n, stream, (uint64_t)at, err);
+		rc = add_seg(u, n, owner, (uint64_t)at, err);
 	}
 	return rc;
 }
@@ -210,18 +216,19 @@ static int unpack_one(struct unpack *u, const struct st_tensor *t, struct ds_err
 	const char *text, *why;
 	struct point point;
 	struct point_data d = { .point = &point, .type = t->type, .data = t->data };
-	uint64_t stream, rows, cols;
+	struct point_rows owner;
+	uint64_t rows, cols;
 	int rc;
 
 	if (ends_with(t->name, t->name_len, ".positions") || !rename_tensor(u, t, name, sizeof name))
 		return 0;
-	stream = stream_of(u, name, &text);
+	owner = owner_of(u, name, &text);
 	if (!point_parse(text, strlen(text), &point))
 		return bad(u, t, "its name is too long for a point's, or empty; --map gives it another", err);
 	why = t->type == DT_NONE ? "frames have no such type" : flatten(t, &rows, &cols);
 	if (why)
 		return bad(u, t, why, err);
-	rc = list_rows(u, t, stream, rows, &d.seg_count, err);
+	rc = list_rows(u, t, &owner, rows, &d.seg_count, err);
 	if (rc)
 		return rc;
 	d.cols = (size_t)cols;

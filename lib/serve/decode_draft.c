@@ -41,8 +41,8 @@ static size_t first_pass(struct decode *d, size_t n, struct segment *segs)
 
 		if (j->state == JOB_READY && j->rows > 1)
 			segs[count++] = (struct segment){ .kv = &j->kv, .tokens = j->next, .h = j->h,
-				.rows = j->pending, .stream = j->g->stream + j->choice, .absorbed = true,
-				.want_logits = 1 };
+				.rows = j->pending, .stream = j->g->stream + j->choice,
+				.name = j->g->request.id, .absorbed = true, .want_logits = 1 };
 	}
 	return count;
 }
@@ -64,7 +64,7 @@ static size_t next_pass(struct decode *d, size_t n, size_t k, struct segment *se
 		if (j->rows > k + 1)
 			segs[count++] = (struct segment){ .kv = &j->kv, .tokens = &j->feed[k],
 				.h = s->hidden + (s->rows - 1) * hidden, .rows = 1, .stream = s->stream,
-				.absorbed = true, .want_logits = 1 };
+				.name = s->name, .absorbed = true, .want_logits = 1 };
 	}
 	return count;
 }
@@ -85,7 +85,7 @@ int draft_catch_up(struct decode *d, size_t n, struct ds_err *err)
 		if (!j || j->state != JOB_READY || j->rows > 1 || !j->h || j->pending < MTP_PENDING)
 			continue;
 		segs[count++] = (struct segment){ .kv = &j->kv, .tokens = j->next, .h = j->h, .rows = j->pending,
-			.stream = j->g->stream + j->choice, .absorbed = true };
+			.stream = j->g->stream + j->choice, .name = j->g->request.id, .absorbed = true };
 		j->pending = 0;
 	}
 	return rc;

@@ -56,9 +56,10 @@ static void fill(struct decode *d, size_t n)
 
 		d->prompts[i] = j->state == JOB_PROMPT ? &j->at : NULL;
 		j->feed[0] = j->token;
-		d->w->segs[i] = d->prompts[i] ? prompt_segment(&j->at, j->rows, j->g->stream)
+		d->w->segs[i] = d->prompts[i] ? prompt_segment(&j->at, j->rows, j->g->stream, j->g->request.id)
 			: (struct segment){ .kv = &j->kv, .tokens = j->feed, .rows = j->rows,
-				.stream = j->g->stream + j->choice, .absorbed = true, .want_logits = j->rows };
+				.stream = j->g->stream + j->choice, .name = j->g->request.id, .absorbed = true,
+				.want_logits = j->rows };
 	}
 }
 

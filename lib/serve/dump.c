@@ -308,7 +308,9 @@ static size_t copy_segs(struct dump *d, const struct tap_tensor *t)
 	}
 	for (size_t i = 0; i < t->seg_count; i++)
 		if (t->segs[i].rows)
-			d->segs[n++] = (struct point_rows){ t->segs[i].stream, t->segs[i].first, t->segs[i].rows };
+			d->segs[n++] = (struct point_rows){ .stream = t->segs[i].stream, .first = t->segs[i].first,
+				.count = t->segs[i].rows, .id = t->segs[i].name,
+				.id_len = t->segs[i].name ? strlen(t->segs[i].name) : 0 };
 	return n;
 }
 

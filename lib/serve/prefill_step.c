@@ -155,7 +155,7 @@ static size_t fill_step(struct prefill *p)
 		take = take < p->chunk ? take : p->chunk;
 		take = take < w->max_rows - rows ? take : w->max_rows - rows;
 		p->prompts[n] = &j->prompt;
-		w->segs[n++] = prompt_segment(&j->prompt, take, j->frame.stream);
+		w->segs[n++] = prompt_segment(&j->prompt, take, j->frame.stream, j->request.id);
 		rows += take;
 	}
 	return n;

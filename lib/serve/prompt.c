@@ -21,10 +21,10 @@ void prompt_end(struct prompt *p)
 	p->hidden = NULL;
 }
 
-struct segment prompt_segment(const struct prompt *p, size_t rows, uint64_t stream)
+struct segment prompt_segment(const struct prompt *p, size_t rows, uint64_t stream, const char *name)
 {
 	return (struct segment){ .kv = p->kv, .tokens = p->ids + p->kv->length, .rows = rows, .stream = stream,
-		.want_logits = p->kv->length + rows == p->count };
+		.name = name, .want_logits = p->kv->length + rows == p->count };
 }
 
 /* MTP entries of the step's rows: all but the prompt's last, which the first generated token completes. */
@@ -40,7 +40,8 @@ static int mtp_entries(struct work *w, const struct segment *segs, struct prompt
 		if (!p)
 			continue;
 		*s = (struct segment){ .kv = p->kv, .tokens = segs[i].tokens + 1, .h = segs[i].hidden,
-			.rows = segs[i].rows - (segs[i].want_logits > 0), .stream = segs[i].stream };
+			.rows = segs[i].rows - (segs[i].want_logits > 0), .stream = segs[i].stream,
+			.name = segs[i].name };
 		count += s->rows > 0;
 	}
 	return count ? engine_mtp(w->engine, w->mtp_segs, count, err) : 0;

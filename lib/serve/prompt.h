@@ -25,8 +25,8 @@ static inline struct usage prompt_usage(const struct prompt *p, size_t length)
 {
 	return (struct usage){ .prompt = p->count, .hit = p->hit, .miss = length - p->hit };
 }
-/* Its next `rows` tokens as a segment; logits are wanted of the prompt's last. */
-struct segment prompt_segment(const struct prompt *p, size_t rows, uint64_t stream);
+/* Its next `rows` tokens as a segment; logits are wanted of the prompt's last.  name: the request's. */
+struct segment prompt_segment(const struct prompt *p, size_t rows, uint64_t stream, const char *name);
 /* What follows the step whose segment i was that of prompts[i], or of something else where that is NULL: MTP entries,
  * hidden states, prefixes to keep.  Overwrites what the step gave: sample first. */
 int prompt_stepped(struct work *w, const struct segment *segs, struct prompt *const *prompts, size_t n,

@@ -39,6 +39,14 @@ points() {
 	END
 }
 
+# named FILE: "stream name" of each request frame and each segment of a tensor frame, as ds-frame dump shows them.
+named() {
+	ds-frame dump "$1" | "$PYTHON" -c 'import json, sys
+for f in map(json.loads, sys.stdin):
+    if f["type"] == "request": print(f["stream"], f["meta"]["id"])
+    for r in f["meta"].get("rows", []): print(r[0], r[3])'
+}
+
 @test "every point, in order, with its shape" {
 	local l
 	requests 1 >req
@@ -82,6 +90,17 @@ points() {
 	cmp with without
 	[ "$(grep -c ' done ' with)" -eq 12 ]
 	run -0 limited ds-frame check d e
+}
+
+@test "rows of a dump bear the names of their requests" {
+	requests 5 >req
+	limited ds-prefill -m "$DS_MODEL" -o kv --chunk 7 --dump embed,logits --dump-to d req
+	limited ds-decode -m "$DS_MODEL" -o tokens --dump final --dump-to e kv
+	named kv | sort >want
+	[ "$(wc -l <want)" -eq 5 ]
+	for f in d e; do
+		named $f | sort -u | diff want -
+	done
 }
 
 @test "a pattern without a point is a usage error that lists them; --dump and --dump-to go together" {
@@ -230,5 +249,17 @@ for line in sys.stdin:
 	limited ds-prefill -m "$DS_MODEL" -o kv req4
 	limited ds-decode -m "$DS_MODEL" --dump 'layer.2.out' --dump-to d -o tokens kv
 	run -0 limited ds-frame check d
-	[ "$(ds-frame dump d | grep -o '"rows":[^"]*\("[0-9a-f]*"[^"]*\)*\]\]' | grep -o '"[0-9a-f]\{16\}"' | sort -u | wc -l)" -eq 3 ]
+	named d | sort -u >streams
+	[ "$(wc -l <streams)" -eq 3 ]
+	refute grep -v ' m00$' streams
+	limited ds-decode -m "$DS_MODEL" --mtp 1 --mtp-always --dump 'layer.2.out,layer.3.out' --dump-to e -o tokens2 req4
+	[ "$(named e | cut -d ' ' -f 2 | sort -u)" = m00 ]
+	# By the request's name all of it, by a stream one choice.
+	ds-frame filter -r m00 e | cmp - e
+	ds-frame filter -r m01 d | ds-frame stat | refute grep layer
+	third=$(sort streams | tail -n 1)
+	ds-frame cut -s "${third% *}" d >one
+	[ "$(named one | sort -u)" = "$third" ]
+	ds-frame pack d -o st
+	ds-frame unpack st | ds-frame diff - d
 }

@@ -300,6 +300,29 @@ nothing() {
 	assert_line --regexp '^\* layer\.0\.cache .* m[0-9] 0 \['
 }
 
+@test "diff: requests of dumps by name; a dump without names is as good as one with" {
+	edit d "$T/value" 'if meta.get("point") == "embed" and meta["step"] == 0: data[3] ^= 0x80'
+	OPTIONS='' differ d "$T/value" '* embed'
+	assert_line --regexp '^\* embed .* m0 0 \['
+	edit d "$T/bare" 'for r in meta.get("rows", []): del r[3]'
+	OPTIONS='' differ "$T/value" "$T/bare" '* embed'
+	assert_line --regexp '^\* embed .* m0 0 \['
+	run -0 limited ds-frame diff d "$T/bare"
+	edit "$T/value" "$T/bare2" 'for r in meta.get("rows", []): del r[3]'
+	OPTIONS='' differ "$T/bare" "$T/bare2" '* embed'
+	assert_line --regexp '^\* embed .* [0-9a-f]{16} 0 \['
+	edit "$T/value" "$T/nil" 'for r in meta.get("rows", []): r[3] = None; r.append({"later": 1})'
+	run -0 limited ds-frame diff "$T/nil" "$T/value"
+	# The name goes with the stream, for choices too.
+	edit d "$T/choice" 'for r in meta.get("rows", []): r[0] += 127
+stream += 127 if stream else 0'
+	edit "$T/choice" "$T/choice2" 'if meta.get("point") == "embed" and meta["step"] == 0: data[3] ^= 0x80'
+	OPTIONS='' differ "$T/choice" "$T/choice2" '* embed'
+	assert_line --regexp '^\* embed .* m0 choice 127 0 \['
+	edit d "$T/none" 'for r in meta.get("rows", []): r[0] += 128'
+	refused 65 "a segment's name is not that of its stream" ds-frame check "$T/none"
+}
+
 @test "diff: other frames by meta, but for times" {
 	edit kv "$T/times" 'for k in list(meta):
 	    if k.endswith("_ns"): meta[k] = 1'
@@ -328,7 +351,9 @@ nothing() {
 		refused 65 '' ds-frame diff "$T/$kind" d
 	done
 	for change in 'meta["rows"][0][2] += 1' 'meta["rows"] = []' 'meta["rows"] = [[1, 2]]' 'meta["rows"] = "x"' 'meta["layer"] = -1' \
-		'meta["point"] = ""' 'meta["point"] = 7' 'meta["rows"][0][1] = 1 << 63' 'meta["tensors"] *= 2' 'meta["step"] = "x"' \
+		'meta["point"] = ""' 'meta["point"] = 7' 'meta["rows"][0][1] = 1 << 63' 'meta["rows"][0][3] = "m7"' \
+		'meta["rows"][0][3] = ""' 'meta["rows"][0][3] = 7' 'meta["rows"][0][3] = "m" * 65' 'meta["rows"][0][3] += chr(0)' 'meta["rows"][0][0] -= 1' \
+		'meta["tensors"] *= 2' 'meta["step"] = "x"' \
 		't = meta["tensors"][0]; t[2], t[3] = ["x"], [t[3][0] * t[3][1]]'; do
 		edit d "$T/bad" "if meta.get('point') == 'embed': $change"
 		refused 65 '' ds-frame diff d "$T/bad"
@@ -368,8 +393,8 @@ nothing() {
 	valid "$T/a"
 	stream=$(each kv 'f["stream"] if m.get("id") == "m1" else None')
 	[ "$(each "$T/a" '(m["point"], m["rows"], f["stream"]) if f["type"] == "tensor" else None' | sort)" = \
-		"('embed', [['$stream', 2, 3], ['$stream', 6, 1]], '$stream')
-('out', [['$stream', 2, 3], ['$stream', 6, 1]], '$stream')" ]
+		"('embed', [['$stream', 2, 3, 'm1'], ['$stream', 6, 1, 'm1']], '$stream')
+('out', [['$stream', 2, 3, 'm1'], ['$stream', 6, 1, 'm1']], '$stream')" ]
 	run -0 limited ds-frame diff --common "$T/a" d
 	assert_line --partial 'embed                           4        0'
 	ds-frame cut --frames 3..5 d >"$T/b"
@@ -522,6 +547,23 @@ for r in json.load(open(sys.argv[1]))["requests"]: assert (r["first_ms"], r["ms_
 	END
 	ds-frame pack kv >"$T/kv.safetensors"
 	aligned "$T"/*.safetensors
+}
+
+@test "unpack: rows at scattered positions, more than the meta of one frame names" {
+	"$PYTHON" - "$T/scattered" <<-'END'
+		import json, struct, sys
+		n = 40000
+		data = struct.pack(f"<{n}I", *range(n)) + struct.pack(f"<{n}q", *range(0, 3 * n, 3))
+		text = json.dumps({"x": {"dtype": "U32", "shape": [n, 1], "data_offsets": [0, 4 * n]},
+		                   "x.positions": {"dtype": "I64", "shape": [n], "data_offsets": [4 * n, 12 * n]}}).encode()
+		open(sys.argv[1], "wb").write(struct.pack("<Q", len(text)) + text + data)
+	END
+	name=$(printf '%064d' 7)
+	ds-frame unpack "$T/scattered" -r "$name" -o "$T/f"
+	valid "$T/f"
+	[ "$(each "$T/f" 'len(m["rows"]) if f["type"] == "tensor" else None' | tr '\n' ' ')" = '8192 8192 8192 8192 7232 ' ]
+	ds-frame pack "$T/f" -o "$T/back"
+	ds-frame unpack "$T/back" -r "$name" | ds-frame diff - "$T/f"
 }
 
 @test "unpack: names of stacks of other engines, batches of one, heads, and what it refuses" {

@@ -233,7 +233,8 @@ static void test_chosen(void)
 		"the same experts in another order");
 	tap_ok(ids_differ(IDS(7, 1, 30, 4), LONGS(30, 4, 2, 7), &d) && d.col == 1 && d.a == 1 && d.b == 2 &&
 		isinf(d.rel), "one expert differs: which, and where");
-	tap_ok(ids_differ(IDS(7, 7, 1, 1), LONGS(7, 1, 1, 1), &d) && d.a == 7 && d.b == 1, "an expert that comes twice");
+	tap_ok(ids_differ(IDS(7, 7, 1, 1), LONGS(7, 1, 1, 1), &d) && d.a == 7 && d.b == 1,
+		"an expert that comes twice");
 	tap_ok(ids_differ(IDS(UINT32_MAX, 1, 2, 3), LONGS(-1, 1, 2, 3), &d) && d.a == (double)UINT32_MAX && d.b == -1,
 		"2^32 - 1 is not -1");
 	tap_ok(!weights_differ(IDS(7, 1, 30, 4), WEIGHTS(.4f, .3f, .2f, .1f), IDS(30, 7, 4, 1),
@@ -242,12 +243,15 @@ static void test_chosen(void)
 		WEIGHTS(.4f, .3f, .2f, .1f), &d) && d.col == 1 && near(d.abs, (double).3f - (double).1f),
 		"the same weights in the same order, of experts in another");
 	tap_ok(weights_differ(IDS(7, 1, 30, 4), WEIGHTS(.4f, .3f, .2f, .1f), IDS(7, 1, 30, 4),
-		WEIGHTS(.3f, .4f, .2f, .1f), &d) && d.col == 0, "two weights swapped, of experts in the same order");
+		WEIGHTS(.2f, .3f, .4f, .1f), &d) && d.col == 0,
+		"two weights swapped, of experts in the same order");
 	tap_ok(weights_differ(IDS(7, 1, 30, 4), WEIGHTS(.4f, .3f, .2f, .1f), IDS(4, 1, 30, 8),
 		WEIGHTS(.1f, .3f, .2f, .5f), &d) && d.abs == .5 && d.a == 0 && d.b == .5 && d.col == 3,
 		"an expert that one side did not choose weighs 0 there");
 	tap_ok(weights_differ(IDS(7, 1, 30, 4), WEIGHTS(.4f, .3f, .2f, .1f), IDS(1, 7, 30, 4),
 		WEIGHTS(.3f, nan, .2f, .1f), &d) && isinf(d.abs) && d.col == 0, "a NaN on one side");
+	tap_ok(!weights_differ(IDS(7, 7, 1, 4), WEIGHTS(.4f, .3f, .2f, .1f), IDS(7, 7, 1, 4),
+		WEIGHTS(.3f, .4f, .2f, .1f), &d), "an expert that comes twice, its weights in another order");
 	tap_ok(!weights_differ(IDS(7, 7, 7, 4), WEIGHTS(nan, 0, -0.0f, .1f), IDS(4, 7, 7, 7),
 		WEIGHTS(.1f, -0.0f, nan, 0), &d), "an expert that comes thrice, NaN and zeros among its weights");
 }
@@ -335,7 +339,8 @@ enum { WIDE = 1 << 18, TALL = 70 }; /* rows of 1 MiB */
 
 static void test_split(void)
 {
-	static const struct point_rows segs[] = { { 7, 100, 40 }, { 9, 5, 30 } };
+	static const struct point_rows segs[] = { { .stream = 7, .first = 100, .count = 40 },
+		{ .stream = 9, .first = 5, .count = 30 } };
 	struct point p = { .name = "out", .layered = true, .layer = 3 };
 	float *data = mem_calloc((size_t)WIDE * TALL, sizeof *data);
 	struct point_data d = { .point = &p, .type = DT_F32, .data = data, .cols = WIDE, .segs = segs,
