@@ -58,16 +58,22 @@ static void widen_row(float *y, const struct mat *m, size_t r)
 
 enum { QUERY_ROWS = 2, QUERY_VECS = 8 };
 
-/* VL weights; f: what codes lack. */
-INLINE VF widen(const enum dtype type, const void *p, size_t i, VF f)
+/* 2 VL weights from element i on; f: what codes lack. */
+INLINE void widen2(const enum dtype type, VF *y, const void *p, size_t i, VF f)
 {
 	switch (type) {
 	case DT_F32:
-		return v_load((const float *)p + i);
+		y[0] = v_load((const float *)p + i);
+		y[1] = v_load((const float *)p + i + VL);
+		break;
 	case DT_BF16:
-		return v_load_bf16((const uint16_t *)p + i);
+		y[0] = v_load_bf16((const uint16_t *)p + i);
+		y[1] = v_load_bf16((const uint16_t *)p + i + VL);
+		break;
 	default:
-		return v_mul(v_load_f8((const uint8_t *)p + i), f);
+		v_load_f8x2(y, (const uint8_t *)p + i);
+		y[0] = v_mul(y[0], f);
+		y[1] = v_mul(y[1], f);
 	}
 }
 
@@ -90,12 +96,14 @@ INLINE void query_strips(const struct attn_task *t, const struct mat *w, const e
 			__builtin_prefetch(p + vecs * VL * weight_size(type), 0, 2);
 			__builtin_prefetch(p + vecs * VL * weight_size(type) + 64, 0, 2);
 #pragma GCC unroll 8
-			for (size_t v = 0; v < vecs; v++) {
-				VF x = widen(type, p, v * VL, f);
+			for (size_t v = 0; v < vecs; v += 2) {
+				VF x[2];
 
-#pragma GCC unroll 2
-				for (size_t i = 0; i < rows; i++)
-					c[i][v] = v_fma(v_set1(t->queries[i][r]), x, c[i][v]);
+				widen2(type, x, p, v * VL, f);
+#pragma GCC unroll 4
+				for (size_t i = 0; i < 2 * rows; i++)
+					c[i / 2][v + i % 2] = v_fma(v_set1(t->queries[i / 2][r]), x[i % 2],
+						c[i / 2][v + i % 2]);
 			}
 		}
 #pragma GCC unroll 8

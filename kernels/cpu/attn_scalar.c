@@ -17,6 +17,11 @@ static inline VF v_set1(float x) { return x; }
 static inline VF v_load(const float *p) { return *p; }
 static inline VF v_load_bf16(const uint16_t *p) { return bf16_to_f32(*p); }
 static inline VF v_load_f8(const uint8_t *p) { return isa_e4m3[*p] * 0x1p-8f; } /* as in the other sets */
+static inline void v_load_f8x2(VF *y, const uint8_t *p)
+{
+	y[0] = v_load_f8(p);
+	y[1] = v_load_f8(p + 1);
+}
 static inline void v_store(float *p, VF x) { *p = x; }
 static inline VF v_add(VF a, VF b) { return a + b; }
 static inline VF v_sub(VF a, VF b) { return a - b; }

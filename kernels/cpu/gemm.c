@@ -9,7 +9,7 @@
 enum {
 	BATCH = 128,          /* products handed out at a time */
 	ROWS = 64,            /* rows a task: what pays for converting a weight to the arithmetic's type */
-	TASK_MACS = 1 << 21,  /* aim: some tens of microseconds */
+	TASK_MACS = 1 << 19,  /* aim: some microseconds */
 	ALONE_MACS = 1 << 17, /* not worth waking anybody */
 	LEAST_N = 16,
 	PANEL_N = 64,

@@ -3,8 +3,7 @@
 
 #define SET(name) name##_avx2
 enum { TILE_M = 3, TILE_N = 4, BLOCK_M = 3, BLOCK_N = 2, DIRECT_M = 4, STORE_M0 = 3,
-	STORE_M1 = 3 };
-#define DIRECT_N 4, 2, 2, 1
+	DIRECT_TO = DIRECT_M, STORE_M1 = 3 };
 #define DIRECT_ROW(B, SRC, STORE, M, N) DIRECT(B, SRC, STORE, M, N) DIRECT(B, SRC, STORE, M, 1)
 #define ELEMS_ROW(B, M, N) ELEMS(B, M, N) ELEMS(B, M, 1)
 #define DIRECT_ROWS(B, SRC) \

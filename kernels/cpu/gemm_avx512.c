@@ -3,12 +3,11 @@
 
 #define SET(name) name##_avx512
 enum { TILE_M = 6, TILE_N = 4, BLOCK_M = 3, BLOCK_N = 4, DIRECT_M = 6, STORE_M0 = 3,
-	STORE_M1 = 5 };
-#define DIRECT_N 4, 4, 2, 2, 2, 2
+	DIRECT_TO = DIRECT_M, STORE_M1 = 5 };
 #define DIRECT_ROW(B, SRC, STORE, M, N) DIRECT(B, SRC, STORE, M, N) DIRECT(B, SRC, STORE, M, 1)
 #define ELEMS_ROW(B, M, N) ELEMS(B, M, N) ELEMS(B, M, 1)
 #define DIRECT_ROWS(B, SRC) \
-	DIRECT_ROW(B, SRC, 0, 1, 4) DIRECT_ROW(B, SRC, 0, 2, 4) DIRECT_ROW(B, SRC, 0, 3, 2) \
+	DIRECT_ROW(B, SRC, 0, 1, 2) DIRECT_ROW(B, SRC, 0, 2, 4) DIRECT_ROW(B, SRC, 0, 3, 2) \
 	DIRECT_ROW(B, SRC, 0, 4, 2) DIRECT_ROW(B, SRC, 0, 5, 2) DIRECT_ROW(B, SRC, 0, 6, 2)
 #define STORE_ROWS(B, SRC) \
 	DIRECT_ROW(B, SRC, 1, 3, 2) DIRECT_ROW(B, SRC, 1, 4, 2) DIRECT_ROW(B, SRC, 1, 5, 2)

@@ -12,6 +12,7 @@
  *   X_IN_PLACE        activations lie there as elements: act_elems(act, row); else pack_act makes them
  *   TILE_M, TILE_N    the tile of plain products, BLOCK_M, BLOCK_N: of those scaled by blocks
  *   DIRECT_M          most rows of a tile that takes weights from where they lie
+ *   DIRECT_TO         most rows of which all tiles do: converting twice is then less than leaving elements behind
  *   STORE_M0, STORE_M1  least and most rows of one that leaves them behind as elements
  *   SET(name)         the name of the product made
  *
@@ -128,9 +129,10 @@ INLINE void block_direct(const size_t M, const size_t N, const enum src src, con
 	const uint8_t *p = t->p + at;
 	const uint8_t *next = p + N * t->jump + (at + t->more < t->end ? t->more : t->more - t->end + N * t->ldp);
 
-	UNROLL for (size_t n = 0; n < N && !store; n++)
-		UNROLL for (size_t i = 0; i < FP8_BLOCK * size; i += 64)
-			_mm_prefetch((const char *)next + n * t->ldp + i, _MM_HINT_T1);
+	if (!store && (N > 1 || !src_plain(src))) /* else `lines` or a rest */
+		UNROLL for (size_t i = 0; i < N * FP8_BLOCK * size; i += 64)
+			_mm_prefetch((const char *)next + i / (FP8_BLOCK * size) * t->ldp + i % (FP8_BLOCK * size),
+				_MM_HINT_T1);
 	UNROLL for (size_t i = 0; i < FP8_BLOCK / STEP; i += units) {
 		OPERAND wv[N_MOST * F8_UNITS];
 
@@ -211,11 +213,10 @@ INLINE void start(const size_t M, const size_t N, VF (*acc)[N_MOST], VF (*dot)[N
 		}
 }
 
-/* src SRC_NONE: of elements. */
-INLINE void tile(const size_t M, const size_t N, const bool blocks, const enum src src, const bool store,
-	const struct tile *t)
+/* The sums of a tile in acc; src SRC_NONE: of elements. */
+INLINE void sum_up(const size_t M, const size_t N, const bool blocks, const enum src src, const bool store,
+	const struct tile *t, VF (*acc)[N_MOST], VF (*dot)[N_MOST])
 {
-	VF acc[M_MOST][N_MOST], dot[M_MOST][N_MOST];
 	const ELEM *x[M_MOST];
 	const char *ahead = t->ahead;
 	size_t k = 0;
@@ -239,27 +240,58 @@ INLINE void tile(const size_t M, const size_t N, const bool blocks, const enum s
 		if (blocks)
 			scale_block(M, N, acc, dot, t->s + k / FP8_BLOCK, t->lds);
 	}
+}
+
+INLINE void tile(const size_t M, const size_t N, const bool blocks, const enum src src, const bool store,
+	const struct tile *t)
+{
+	VF acc[M_MOST][N_MOST], dot[M_MOST][N_MOST];
+
+	sum_up(M, N, blocks, src, store, t, acc, dot);
 	finish(M, N, acc, t);
+}
+
+/*
+ * Four weight rows for one row, one after another.  Memory is read in the order in which it lies; with so little to do
+ * for each line the processor has enough of them under way by itself, more than with asking ahead.
+ */
+INLINE void lines(const bool blocks, const enum src src, const struct tile *t)
+{
+	VF sums[M_MOST][N_MOST], acc[M_MOST][N_MOST], dot[M_MOST][N_MOST];
+	struct tile line = *t;
+
+	for (size_t n = 0; n < N_MOST; n++, line.p += t->ldp, line.buf += LD, line.spill += VL) {
+		sum_up(1, 1, blocks, src, false, &line, acc, dot);
+		sums[0][n] = acc[0][0];
+	}
+	finish(1, N_MOST, sums, t);
 }
 
 typedef void tile_fn(const struct tile *t);
 
-/* ---- the tiles, by number of rows ---- */
+/* ---- the tiles, by number of rows: those of n weight rows, and of one ---- */
+
+struct tiles { tile_fn *fn; size_t n; };
 
 #define ELEMS(B, M, N) static void elems_##B##_##M##_##N(const struct tile *t) { tile(M, N, B, SRC_NONE, false, t); }
 #define DIRECT(B, SRC, STORE, M, N) static void direct_##B##_##SRC##_##STORE##_##M##_##N(const struct tile *t) \
 	{ tile(M, N, B, SRC, STORE, t); }
+#define LINES(B, SRC) static void lines_##B##_##SRC(const struct tile *t) { lines(B, SRC, t); }
 TILE_LIST
 #undef ELEMS
 #undef DIRECT
-#define ELEMS(B, M, N) [B][M - 1][N == 1] = elems_##B##_##M##_##N,
+#undef LINES
+#define ELEMS(B, M, N) [B][M - 1][N == 1] = { elems_##B##_##M##_##N, N },
 #define DIRECT(B, SRC, STORE, M, N)
-static tile_fn *const elems[2][M_MOST][2] = { TILE_LIST };
+#define LINES(B, SRC)
+static const struct tiles elems[2][M_MOST][2] = { TILE_LIST };
 #undef ELEMS
 #undef DIRECT
+#undef LINES
 #define ELEMS(B, M, N)
-#define DIRECT(B, SRC, STORE, M, N) [SRC][STORE][M - 1][N == 1] = direct_##B##_##SRC##_##STORE##_##M##_##N,
-static tile_fn *const direct[SRC_COUNT][2][M_MOST][2] = { TILE_LIST };
+#define DIRECT(B, SRC, STORE, M, N) [SRC][STORE][M - 1][N == 1] = { direct_##B##_##SRC##_##STORE##_##M##_##N, N },
+#define LINES(B, SRC) [SRC][0][0][0] = { lines_##B##_##SRC, N_MOST },
+static const struct tiles direct[SRC_COUNT][2][M_MOST][2] = { TILE_LIST };
 
 /* ---- panels ---- */
 
@@ -268,6 +300,7 @@ struct panel {
 	const struct gemm *g;
 	bool blocks;
 	enum src src;
+	bool direct;      /* every tile takes the weights from where they lie, later ones out of a cache */
 	size_t m0, m, n0, n;
 	size_t k, len;    /* the columns in work */
 	const uint8_t *w; /* weight row n0 from column k on */
@@ -297,7 +330,7 @@ static void look_ahead(struct panel *p, size_t n)
 }
 
 /* Tiles of rows from m on and of weight rows [n, n + count) of the panel. */
-static void tiles(struct panel *p, size_t m, size_t n, size_t count, size_t N, tile_fn *const *fn)
+static void tiles(struct panel *p, size_t m, size_t n, size_t count, const struct tiles *fn)
 {
 	struct tile *t = &p->t;
 	struct desk *d = isa_desk;
@@ -307,7 +340,7 @@ static void tiles(struct panel *p, size_t m, size_t n, size_t count, size_t N, t
 	t->x = p->x + m;
 	t->s = d->s + m * t->lds;
 	for (size_t j = 0, wide; j < count; j += wide) {
-		wide = count - j < N ? 1 : N;
+		wide = count - j < fn[0].n || !fn[0].fn ? 1 : fn[0].n;
 		t->p = p->w + (n + j) * t->ldp;
 		t->buf = d->w + j % GROUP * LD;
 		t->w = plain ? (const ELEM *)(const void *)t->p : t->buf;
@@ -315,7 +348,7 @@ static void tiles(struct panel *p, size_t m, size_t n, size_t count, size_t N, t
 		t->y = y + j;
 		if (p->lines)
 			look_ahead(p, n);
-		fn[wide == 1](t);
+		fn[wide == 1].fn(t);
 	}
 }
 
@@ -340,20 +373,22 @@ static size_t store_rows(size_t m, size_t M)
 /* All rows against `count` weight rows, at most GROUP, or more where the desk is not needed for them. */
 static void group(struct panel *p, size_t n, size_t count)
 {
-	static const uint8_t direct_n[] = { DIRECT_N };
-	const size_t M = p->blocks ? BLOCK_M : TILE_M, N = p->blocks ? BLOCK_N : TILE_N;
-	const bool many = p->m > DIRECT_M;
-	size_t m = 0;
+	const size_t M = p->blocks ? BLOCK_M : TILE_M;
+	size_t m = 0, high;
 
 	prepare(p, n, count);
 	p->at = 0;
-	if (p->src != SRC_NONE && !(many && src_plain(p->src))) {
-		m = many ? store_rows(p->m, M) : p->m;
-		tiles(p, 0, n, count, direct_n[m - 1], direct[p->src][many][m - 1]);
+	for (; p->direct && m < p->m; m += high) {
+		high = height(p->m - m, DIRECT_M);
+		tiles(p, m, n, count, direct[p->src][0][high - 1]);
 	}
-	for (size_t high; m < p->m; m += high) {
+	if (!p->direct && p->src != SRC_NONE && !src_plain(p->src)) {
+		m = store_rows(p->m, M);
+		tiles(p, 0, n, count, direct[p->src][true][m - 1]);
+	}
+	for (; m < p->m; m += high) {
 		high = height(p->m - m, M);
-		tiles(p, m, n, count, N, elems[p->blocks][high - 1]);
+		tiles(p, m, n, count, elems[p->blocks][high - 1]);
 	}
 }
 
@@ -396,7 +431,7 @@ static size_t lines_of(const struct panel *p)
 	const size_t M = p->blocks ? BLOCK_M : TILE_M, N = p->blocks ? BLOCK_N : TILE_N;
 	size_t blocks = (p->m + M - 1) / M * (GROUP / N) * (p->len / FP8_BLOCK);
 
-	if (p->m <= DIRECT_M || !blocks)
+	if (p->direct || !blocks)
 		return 0; /* such tiles ask themselves */
 	return (GROUP * p->t.end / 64 + blocks - 1) / blocks;
 }
@@ -404,7 +439,8 @@ static size_t lines_of(const struct panel *p)
 static void panel(struct panel *p, size_t piece)
 {
 	const size_t cols = p->g->w->cols;
-	const size_t most = p->m > DIRECT_M || cols % FP8_BLOCK || p->src == SRC_NONE ? GROUP : p->n;
+	/* no desk is needed where one tile takes all from where it lies */
+	const size_t most = !p->direct || p->m > DIRECT_M || cols % FP8_BLOCK ? GROUP : p->n;
 	struct desk *d = isa_desk;
 	struct tile *t = &p->t;
 
@@ -442,6 +478,7 @@ static void product(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_
 			size_t piece = p.m == 1 && src != SRC_NONE && g->w->cols <= LONGEST ? LONGEST : KC;
 			size_t left = FP8_BLOCK - (g->w->row0 + p.n0) % FP8_BLOCK;
 
+			p.direct = src != SRC_NONE && p.m <= (src_plain(src) ? DIRECT_M : DIRECT_TO);
 			p.n = n1 - p.n0;
 			if (piece < g->w->cols && p.n > PANEL_N)
 				p.n = PANEL_N;

@@ -21,51 +21,104 @@ static void pause_cpu(void)
 #endif
 }
 
-/* Works off items of the current job until none is left to claim. */
+/* ---- spans: 32 bits of the job's number, 16 bits each of where it begins and ends ---- */
+
+enum { SPAN_BITS = 16, SPAN_MOST = (1 << SPAN_BITS) - 1 };
+
+static uint64_t span(uint64_t job, uint32_t lo, uint32_t hi)
+{
+	return job << 2 * SPAN_BITS | (uint64_t)lo << SPAN_BITS | hi;
+}
+
+static uint64_t span_job(uint64_t s) { return s >> 2 * SPAN_BITS; }
+static uint32_t span_lo(uint64_t s) { return s >> SPAN_BITS & SPAN_MOST; }
+static uint32_t span_hi(uint64_t s) { return s & SPAN_MOST; }
+
+/* Takes the first item of the thread's own; *job: whose they are, or were. */
+static bool take(struct pool *p, int worker, uint32_t *item, uint64_t *job)
+{
+	_Atomic uint64_t *word = &p->spans[worker].word;
+	uint64_t s = atomic_load_explicit(word, memory_order_acquire);
+
+	while (span_lo(s) < span_hi(s))
+		if (atomic_compare_exchange_weak_explicit(word, &s, s + ((uint64_t)1 << SPAN_BITS),
+			memory_order_acq_rel, memory_order_acquire)) {
+			*item = span_lo(s);
+			return true;
+		}
+	*job = span_job(s);
+	return false;
+}
+
+/*
+ * Takes the second half of what another thread has left of the job of which the thread had nothing more: an item, and
+ * the rest as the thread's own.  Of that job alone: what the thread is to do of a later one may be put into its span at
+ * any moment.
+ */
+static bool steal(struct pool *p, int worker, uint32_t *item, uint64_t job)
+{
+	for (int i = 1; i < p->threads; i++) {
+		_Atomic uint64_t *word = &p->spans[(worker + i) % p->threads].word;
+		uint64_t s = atomic_load_explicit(word, memory_order_acquire);
+
+		while (span_job(s) == job && span_lo(s) < span_hi(s)) {
+			uint32_t lo = span_lo(s), hi = span_hi(s), middle = lo + (hi - lo) / 2;
+
+			if (!atomic_compare_exchange_weak_explicit(word, &s, s - hi + middle, memory_order_acq_rel,
+				memory_order_acquire))
+				continue;
+			/* an item of the job is ours, so the job cannot end and nobody else writes our empty span */
+			atomic_store_explicit(&p->spans[worker].word, span(job, middle + 1, hi), memory_order_release);
+			*item = middle;
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Works off items of the current job until none is left to take. */
 static void pool_work(struct pool *p, int worker)
 {
-	uint64_t t = atomic_load_explicit(&p->ticket, memory_order_acquire);
+	uint32_t item, done = 0, count = 0;
+	uint64_t job;
 
-	while ((uint32_t)t != 0) {
-		uint32_t count;
-
-		if (!atomic_compare_exchange_weak_explicit(&p->ticket, &t, t - 1, memory_order_acq_rel,
-			memory_order_acquire))
-			continue;
-		/* the item is ours, so the job cannot end and its fields stand still */
+	while (take(p, worker, &item, &job) || steal(p, worker, &item, job)) {
+		/* until the item is counted as done the job's fields stand still */
 		count = p->count;
-		p->fn(p->arg, p->first + (count - (uint32_t)t), worker);
-		if (atomic_fetch_add(&p->done, 1) + 1 == count && atomic_load(&p->waiting)) {
-			pthread_mutex_lock(&p->lock);
-			pthread_cond_signal(&p->finished);
-			pthread_mutex_unlock(&p->lock);
-		}
-		t = atomic_load_explicit(&p->ticket, memory_order_acquire);
+		p->fn(p->arg, p->first + item, worker);
+		done++;
+	}
+	if (done && atomic_fetch_add(&p->done, done) + done == count && atomic_load(&p->waiting)) {
+		pthread_mutex_lock(&p->lock);
+		pthread_cond_signal(&p->finished);
+		pthread_mutex_unlock(&p->lock);
 	}
 }
 
-static bool pool_idle(struct pool *p)
+static bool pool_idle(struct pool *p, uint32_t seen)
 {
-	return (uint32_t)atomic_load(&p->ticket) == 0 && !atomic_load(&p->stop);
+	return atomic_load(&p->job) == seen && !atomic_load(&p->stop);
 }
 
 static void *pool_helper(void *arg)
 {
 	struct pool_helper *h = arg;
 	struct pool *p = h->pool;
+	uint32_t seen = 0;
 
 	isa_desk = p->desks + (size_t)h->worker * ISA_DESK;
 	while (!atomic_load(&p->stop)) {
-		for (int i = 0; i < p->spin && pool_idle(p); i++)
+		for (int i = 0; i < p->spin && pool_idle(p, seen); i++)
 			pause_cpu();
-		if (pool_idle(p)) {
+		if (pool_idle(p, seen)) {
 			pthread_mutex_lock(&p->lock);
 			atomic_fetch_add(&p->sleeping, 1);
-			while (pool_idle(p))
+			while (pool_idle(p, seen))
 				pthread_cond_wait(&p->work, &p->lock);
 			atomic_fetch_sub(&p->sleeping, 1);
 			pthread_mutex_unlock(&p->lock);
 		}
+		seen = atomic_load(&p->job);
 		pool_work(p, h->worker);
 	}
 	return NULL;
@@ -95,6 +148,19 @@ static void pool_wait(struct pool *p)
 	pthread_mutex_unlock(&p->lock);
 }
 
+/* Shares the job's items out evenly; who runs ahead of the others steals. */
+static void publish(struct pool *p)
+{
+	uint32_t job = atomic_load_explicit(&p->job, memory_order_relaxed) + 1;
+	uint64_t threads = (uint64_t)p->threads;
+
+	atomic_store(&p->done, 0);
+	for (uint64_t i = 0; i < threads; i++)
+		atomic_store_explicit(&p->spans[i].word, span(job, (uint32_t)(i * p->count / threads),
+			(uint32_t)((i + 1) * p->count / threads)), memory_order_release);
+	atomic_store(&p->job, job);
+}
+
 void pool_share(struct pool *p, size_t n, void (*fn)(void *arg, size_t i, int worker), void *arg)
 {
 	isa_desk = p->desks;
@@ -104,14 +170,11 @@ void pool_share(struct pool *p, size_t n, void (*fn)(void *arg, size_t i, int wo
 		return;
 	}
 	for (size_t first = 0; first < n; first += p->count) {
-		uint64_t number = (atomic_load_explicit(&p->ticket, memory_order_relaxed) >> 32) + 1;
-
 		p->fn = fn;
 		p->arg = arg;
 		p->first = first;
-		p->count = n - first > UINT32_MAX ? UINT32_MAX : (uint32_t)(n - first);
-		atomic_store(&p->done, 0);
-		atomic_store(&p->ticket, number << 32 | p->count);
+		p->count = n - first > SPAN_MOST ? SPAN_MOST : (uint32_t)(n - first);
+		publish(p);
 		pool_wake(p);
 		pool_work(p, 0);
 		pool_wait(p);
@@ -137,7 +200,8 @@ int pool_init(struct pool *p, int threads, struct ds_err *err)
 	pthread_cond_init(&p->work, NULL);
 	pthread_cond_init(&p->finished, NULL);
 	p->desks = aligned_alloc(64, (size_t)threads * ISA_DESK); /* touched by gemm alone, so not cleared */
-	if (!p->desks) {
+	p->spans = mem_aligned((size_t)threads * sizeof(*p->spans));
+	if (!p->desks || !p->spans) {
 		pool_free(p);
 		return err_nomem(err, (size_t)threads * ISA_DESK, "the threads' working memory");
 	}
@@ -179,4 +243,5 @@ void pool_free(struct pool *p)
 	free(p->helpers);
 	free(p->args);
 	free(p->desks);
+	free(p->spans);
 }

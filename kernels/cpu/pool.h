@@ -13,10 +13,15 @@
 #include "base/err.h"
 
 /*
- * `ticket` holds the job's number above and the count of its unclaimed items below.  A thread claims an item by
- * lowering the count; as the number is part of the word, a thread that comes late cannot take an item of another job
- * for one of its own, and nobody need wait for it.
+ * The items [lo, hi) of the job that a thread has still to do, with the job's number above them in one word, so that a
+ * thread that comes late cannot take an item of another job for one of its own, and nobody need wait for it.  Its owner
+ * takes the first item; who has nothing left takes the second half of another's and makes it its own.  So a thread goes
+ * through memory in the order in which it lies, which is what caches and prefetching want, and all end together.
  */
+struct pool_span {
+	_Atomic uint64_t word;
+} __attribute__((aligned(64)));
+
 struct pool {
 	int threads; /* with the caller's */
 	int spin;    /* looks at a word before going to sleep on it */
@@ -26,14 +31,15 @@ struct pool {
 	int started;
 	struct pool_watch *watch; /* or NULL: kernels/cpu/watch.c */
 
-	/* set by the caller before the ticket is published, unchanged until all items are done */
+	/* set by the caller before the spans are, unchanged until all items are done */
 	void (*fn)(void *arg, size_t i, int worker);
 	void *arg;
-	size_t first;   /* item i of the ticket is first + i */
-	uint32_t count; /* items in the ticket */
+	size_t first;   /* item i of the spans is first + i */
+	uint32_t count; /* items in them */
 
-	_Atomic uint64_t ticket;
-	_Atomic uint32_t done;
+	struct pool_span *spans; /* [threads] */
+	_Atomic uint32_t job;    /* its number, set when all spans are */
+	_Atomic uint32_t done;   /* items */
 	_Atomic int sleeping;  /* helpers asleep */
 	_Atomic bool waiting;  /* the caller sleeps until all is done */
 	_Atomic bool stop;

@@ -310,6 +310,13 @@ static void test_threads(void)
 			for (size_t i = 0; i < N; i++)
 				ok &= seen[i] == (i < n ? 20 : 0);
 		}
+		/* jobs so short that one begins while threads still look for items of the last */
+		for (int job = 0; job < 20000; job++) {
+			memset(seen, 0, sizeof(seen));
+			kern_parallel(s, (size_t)(2 + job % 6), count_item, seen);
+			for (int i = 0; i < 8; i++)
+				ok &= seen[i] == (i < 2 + job % 6);
+		}
 		ok &= kern_threads(s) == threads;
 		kern_stream_free(s);
 	}
