@@ -48,6 +48,14 @@ void mem_huge(void *p, size_t bytes)
 #endif
 }
 
+void mem_huge_now(void *p, size_t bytes)
+{
+	mem_huge(p, bytes);
+#ifdef MADV_COLLAPSE
+	(void)madvise(p, bytes, MADV_COLLAPSE);
+#endif
+}
+
 void *mem_aligned(size_t bytes)
 {
 	void *p;

@@ -19,6 +19,8 @@ void *mem_aligned(size_t bytes);                     /* 64-byte aligned, zeroed;
 void *mem_more(void *p, size_t *cap, size_t n, size_t size);
 /* Asks that a mapping be made of huge pages, in which the processor finds its way faster; the system may refuse. */
 void mem_huge(void *p, size_t bytes);
+/* The same, also for what was touched already, which is copied together at once. */
+void mem_huge_now(void *p, size_t bytes);
 bool mem_mul(size_t a, size_t b, size_t *out);       /* false on overflow */
 static inline size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 

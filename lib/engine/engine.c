@@ -8,6 +8,8 @@
 #include "base/time.h"
 #include "engine/internal.h"
 
+enum { HUGE_ROWS = 64 };
+
 /* ---- working memory ---- */
 
 static size_t larger(size_t a, size_t b)
@@ -96,7 +98,6 @@ static int reserve(struct engine *e, struct ds_err *err)
 			"out of memory: %zu bytes for steps of %zu tokens; lower --chunk or --max-batch",
 			e->memory_bytes, e->max_rows);
 	}
-	mem_huge(e->memory, e->memory_bytes);
 	lay_out(e);
 	config_inv_freq(e->c, e->inv_freq);
 	return 0;
@@ -314,6 +315,18 @@ static int reserve_pages(struct engine *e, const struct batch *b, struct ds_err 
 	return 0;
 }
 
+/*
+ * A step of few rows touches the beginnings of some thirty buffers.  In huge pages that is as many times 2 MiB to be
+ * cleared, longer than the first step of a program computes; so they come with the first step that fills them.
+ */
+static void widen_pages(struct engine *e, size_t rows)
+{
+	if (e->huge || rows < HUGE_ROWS)
+		return;
+	e->huge = true;
+	mem_huge_now(e->memory, e->memory_bytes);
+}
+
 int engine_begin(struct engine *e, struct batch *b, struct ds_err *err)
 {
 	for (size_t i = 0; i < b->count; i++) {
@@ -327,6 +340,7 @@ int engine_begin(struct engine *e, struct batch *b, struct ds_err *err)
 		return err_set(err, DS_BUG,
 			"a step of %zu segments, %zu rows and %zu of logits, more than %zu, %zu and %zu", b->count,
 			b->rows, b->logits, e->max_segs, e->max_rows, e->max_logits);
+	widen_pages(e, b->rows);
 	return reserve_pages(e, b, err);
 }
 

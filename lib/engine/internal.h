@@ -21,6 +21,7 @@ struct engine {
 	/* working memory of a step, R = max_rows, S = R * top_k; all of it in one reserved mapping, touched as used */
 	unsigned char *memory;
 	size_t memory_bytes;
+	bool huge;              /* it is asked for in huge pages */
 	double *inv_freq;       /* [rope / 2] */
 	uint32_t *tokens;       /* [R] */
 	float *cs;              /* [R, rope] (cos, sin) pairs */

@@ -286,6 +286,7 @@ static int open_shards(struct checkpoint *c, const char *dir, struct ds_err *err
 
 int ckpt_open(struct checkpoint *c, const char *dir, struct ds_err *err)
 {
+	struct ds_err why;
 	int rc;
 
 	memset(c, 0, sizeof *c);
@@ -296,9 +297,12 @@ int ckpt_open(struct checkpoint *c, const char *dir, struct ds_err *err)
 	else
 		rc = err_set(err, DS_NOINPUT, "cannot open '%s': it has neither '%s' nor '%s'", dir, single_name,
 			index_name);
-	if (rc)
-		ckpt_close(c);
-	return rc;
+	if (!rc)
+		return 0;
+	if (ckpt_check(c, false, &why))
+		*err = why; /* the cause of whatever was found */
+	ckpt_close(c);
+	return err->code;
 }
 
 int ckpt_check(const struct checkpoint *c, bool accept, struct ds_err *err)

@@ -281,6 +281,7 @@ static int parse_file(struct st_file *f, struct ds_err *err)
 
 int st_open(struct st_file *f, const char *path, struct ds_err *err)
 {
+	struct ds_err why;
 	int fd, rc;
 
 	memset(f, 0, sizeof *f);
@@ -296,9 +297,12 @@ int st_open(struct st_file *f, const char *path, struct ds_err *err)
 	}
 	if (!rc)
 		rc = parse_file(f, err);
-	if (rc)
-		st_close(f);
-	return rc;
+	if (!rc)
+		return 0;
+	if (f->known && st_check(f, false, &why))
+		*err = why; /* the cause of whatever was found */
+	st_close(f);
+	return err->code;
 }
 
 int st_check(const struct st_file *f, bool accept, struct ds_err *err)

@@ -1,4 +1,5 @@
-# A model's file that is cut, or written to, under a program that uses it: one line and 65, nothing half made, no answer of a mixture.
+# A model's file that is cut, or written to, under a program that uses it: one line and 65, nothing half made, no answer of a mixture;
+# and what a program takes that only just began.
 load helper
 
 CHANGED=$DS_ROOT/tests/bats/changed.py
@@ -93,4 +94,14 @@ cut() {
 	wait "$BG" || status=$?
 	exec 9>&-
 	[ "$status" -eq 135 ]
+}
+
+@test "a step of one token takes the memory of one token, however large a step may be" {
+	not_sanitized "its memory"
+	"$PYTHON" - "$DS_MODEL" "$F/kv" <<-'END'
+		import resource, subprocess, sys
+		subprocess.run(["ds-decode", "-m", sys.argv[1], "-j", "2", "--batch-tokens", "65536", "-o", "/dev/null", sys.argv[2]], check=True)
+		kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+		assert kib < 30 << 10, f"{kib} KiB"
+	END
 }
