@@ -10,6 +10,7 @@ enum {
 	BATCH = 128,          /* products handed out at a time */
 	ROWS = 64,            /* rows a task: what pays for converting a weight to the arithmetic's type */
 	TASK_MACS = 1 << 19,  /* aim: some microseconds */
+	ALONE = 8,            /* times as much for a thread that shares with nobody */
 	ALONE_MACS = 1 << 17, /* not worth waking anybody */
 	LEAST_N = 16,
 	PANEL_N = 64,
@@ -33,22 +34,34 @@ static size_t div_up(size_t a, size_t b)
 	return (a + b - 1) / b;
 }
 
+/* Weight rows a task: some microseconds' worth, so that nobody waits long for the last; in whole blocks of scales, or
+ * in parts of one that divide it. */
+static size_t task_rows(const struct gemm *g, size_t m, int threads, size_t fair)
+{
+	size_t cols = g->w->cols ? g->w->cols : 1, n;
+
+	/* a weight row costs at least what reading it from memory takes, some four rows' worth of arithmetic */
+	n = TASK_MACS / (cols * (m < 4 ? 4 : m));
+	if (threads == 1)
+		n *= ALONE;
+	if (n > fair)
+		n = fair;
+	if (m > 8 && n < PANEL_N) /* packing rows pays when many weight rows use them */
+		n = fair < PANEL_N ? PANEL_N / 2 : PANEL_N;
+	if (n >= FP8_BLOCK)
+		return n / FP8_BLOCK * FP8_BLOCK;
+	for (m = LEAST_N; 2 * m <= n; m *= 2)
+		;
+	return m;
+}
+
 static size_t cut(struct job *j, const struct gemm *g, int threads, size_t products)
 {
-	size_t cols = g->w->cols ? g->w->cols : 1, cuts_m = div_up(g->rows, ROWS), n, fair;
+	size_t cuts_m = div_up(g->rows, ROWS);
 
 	j->g = g;
 	j->m = div_up(g->rows, cuts_m);
-	/* a weight row costs at least what reading it from memory takes, some four rows' worth of arithmetic */
-	n = TASK_MACS / (cols * (j->m < 4 ? 4 : j->m));
-	fair = div_up(g->w->rows * cuts_m * products, 8 * (size_t)threads);
-	if (n > fair)
-		n = fair;
-	if (n < LEAST_N)
-		n = LEAST_N;
-	if (j->m > 8 && n < PANEL_N) /* packing rows pays when many weight rows use them */
-		n = fair < PANEL_N ? PANEL_N / 2 : PANEL_N;
-	j->n = round_up(n, LEAST_N);
+	j->n = task_rows(g, j->m, threads, div_up(g->w->rows * cuts_m * products, 8 * (size_t)threads));
 	j->cuts_n = div_up(g->w->rows, j->n);
 	return cuts_m * j->cuts_n;
 }

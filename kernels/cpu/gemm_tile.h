@@ -43,6 +43,7 @@ enum {
 	LD = KC + 64 / sizeof(ELEM), /* not a power of two: rows must not fall on the same lines of the cache */
 	LONGEST = 32768,             /* columns of a single row that are taken at once */
 	M_MOST = 8, N_MOST = 4,
+	SHORT_ROW = 512, /* bytes, less than */
 	AHEAD = 8192, /* bytes ahead to ask for, into the second cache: the first can wait for few lines at a time */
 };
 
@@ -271,27 +272,31 @@ typedef void tile_fn(const struct tile *t);
 
 /* ---- the tiles, by number of rows: those of n weight rows, and of one ---- */
 
+/* What a direct tile is for: to multiply only, to leave elements behind as well, or short rows, whose time goes into
+ * beginning and ending tiles. */
+enum aim { MULTIPLY, STORE, SHORT_ROWS, AIMS };
+
 struct tiles { tile_fn *fn; size_t n; };
 
 #define ELEMS(B, M, N) static void elems_##B##_##M##_##N(const struct tile *t) { tile(M, N, B, SRC_NONE, false, t); }
-#define DIRECT(B, SRC, STORE, M, N) static void direct_##B##_##SRC##_##STORE##_##M##_##N(const struct tile *t) \
-	{ tile(M, N, B, SRC, STORE, t); }
+#define DIRECT(B, SRC, AIM, M, N) static void direct_##B##_##SRC##_##AIM##_##M##_##N(const struct tile *t) \
+	{ tile(M, N, B, SRC, AIM == STORE, t); }
 #define LINES(B, SRC) static void lines_##B##_##SRC(const struct tile *t) { lines(B, SRC, t); }
 TILE_LIST
 #undef ELEMS
 #undef DIRECT
 #undef LINES
 #define ELEMS(B, M, N) [B][M - 1][N == 1] = { elems_##B##_##M##_##N, N },
-#define DIRECT(B, SRC, STORE, M, N)
+#define DIRECT(B, SRC, AIM, M, N)
 #define LINES(B, SRC)
 static const struct tiles elems[2][M_MOST][2] = { TILE_LIST };
 #undef ELEMS
 #undef DIRECT
 #undef LINES
 #define ELEMS(B, M, N)
-#define DIRECT(B, SRC, STORE, M, N) [SRC][STORE][M - 1][N == 1] = { direct_##B##_##SRC##_##STORE##_##M##_##N, N },
-#define LINES(B, SRC) [SRC][0][0][0] = { lines_##B##_##SRC, N_MOST },
-static const struct tiles direct[SRC_COUNT][2][M_MOST][2] = { TILE_LIST };
+#define DIRECT(B, SRC, AIM, M, N) [SRC][AIM][M - 1][N == 1] = { direct_##B##_##SRC##_##AIM##_##M##_##N, N },
+#define LINES(B, SRC) [SRC][MULTIPLY][0][0] = { lines_##B##_##SRC, N_MOST },
+static const struct tiles direct[SRC_COUNT][AIMS][M_MOST][2] = { TILE_LIST };
 
 /* ---- panels ---- */
 
@@ -370,6 +375,13 @@ static size_t store_rows(size_t m, size_t M)
 	return rows < STORE_M1 ? rows : STORE_M1;
 }
 
+static const struct tiles *direct_tiles(const struct panel *p, size_t rows)
+{
+	const struct tiles *brief = direct[p->src][SHORT_ROWS][rows - 1];
+
+	return brief->fn && p->t.end < SHORT_ROW ? brief : direct[p->src][MULTIPLY][rows - 1];
+}
+
 /* All rows against `count` weight rows, at most GROUP, or more where the desk is not needed for them. */
 static void group(struct panel *p, size_t n, size_t count)
 {
@@ -380,11 +392,11 @@ static void group(struct panel *p, size_t n, size_t count)
 	p->at = 0;
 	for (; p->direct && m < p->m; m += high) {
 		high = height(p->m - m, DIRECT_M);
-		tiles(p, m, n, count, direct[p->src][0][high - 1]);
+		tiles(p, m, n, count, direct_tiles(p, high));
 	}
 	if (!p->direct && p->src != SRC_NONE && !src_plain(p->src)) {
 		m = store_rows(p->m, M);
-		tiles(p, 0, n, count, direct[p->src][true][m - 1]);
+		tiles(p, 0, n, count, direct[p->src][STORE][m - 1]);
 	}
 	for (; m < p->m; m += high) {
 		high = height(p->m - m, M);

@@ -64,8 +64,6 @@ static void put_when(char at[WHEN], int64_t ns)
 	put_number(at + 20, 6, ns / 1000 % 1000000);
 }
 
-static const char head[] = "{\"time\":\"";
-
 static void add_json(struct buf *b, enum log_level level, const char *text)
 {
 	static const char *const names[] = { "error", "warning", "info", "debug" };
@@ -156,7 +154,7 @@ bool log_make_record(struct log_record *r, const char *text)
 void log_put_record(struct log_record *r)
 {
 	if (r->json)
-		put_when(r->p + sizeof(head) - 1, time_wall_ns());
+		put_when(r->p + strlen("{\"time\":\""), time_wall_ns());
 	put(r->p, r->n);
 }
 

@@ -182,8 +182,8 @@ static void test_ends(void)
 	char want[300];
 	struct end e = ends(cut_text);
 
-	snprintf(want, sizeof want, "ds-x: cannot read '%s': it was cut or changed while in use; copy the whole file there "
-		"and start again\n", file);
+	snprintf(want, sizeof want, "ds-x: cannot read '%s': it was cut or changed while in use; copy the whole file "
+		"there and start again\n", file);
 	tap_ok(exited(&e, DS_DATA), "cut: status %x", e.status);
 	tap_ok(!strcmp(e.said, want), "one line: %s", e.said);
 	e = ends(use_by_threads);
