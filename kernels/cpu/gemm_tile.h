@@ -490,7 +490,7 @@ static void product(const struct gemm *g, size_t m0, size_t m1, size_t n0, size_
 			size_t piece = p.m == 1 && src != SRC_NONE && g->w->cols <= LONGEST ? LONGEST : KC;
 			size_t left = FP8_BLOCK - (g->w->row0 + p.n0) % FP8_BLOCK;
 
-			p.direct = src != SRC_NONE && p.m <= (src_plain(src) ? DIRECT_M : DIRECT_TO);
+			p.direct = src != SRC_NONE && p.m <= DIRECT_TO;
 			p.n = n1 - p.n0;
 			if (piece < g->w->cols && p.n > PANEL_N)
 				p.n = PANEL_N;

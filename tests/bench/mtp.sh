@@ -23,6 +23,17 @@ report() {
 	ds-decode -m "$1" -j "$3" --max-batch 1 --mtp "$4" --mtp-always <"$2" 2>&1 >/dev/null | sed -n 's/^ds-decode: mtp: //p'
 }
 
+# bytes KV OPTIONS...: bytes of weights that a step of the large model reads, its drafts' among them.
+bytes() {
+	kv=$1
+	shift
+	ds-decode -m "$large" --max-batch 1 --log-format json --stats "$@" <"$kv" 2>&1 >/dev/null |
+		/usr/bin/python3 -c '
+import json, sys
+stats = next(line["stats"] for line in map(json.loads, sys.stdin) if "stats" in line)
+print(sum(stage["weight_bytes"] for stage in stats["stages"].values()) / stats["steps"])'
+}
+
 head -n 40 tests/golden/eval/problems.jsonl | sed 's/"prompt":/"messages":/; s/, "answer".*/}/' >"$work/tiny.jsonl"
 ds-token -m "$tiny" encode --jsonl <"$work/tiny.jsonl" | ds-prefill -m "$tiny" --mtp >"$work/tiny.kv"
 printf 'What is 348 + 977?' | ds-token -m "$large" encode --ignore-eos --max-tokens 150 | ds-prefill -m "$large" --mtp >"$work/large.kv"
@@ -34,6 +45,9 @@ for threads in 1 2; do
 	done
 done
 echo "2 GB geometry with an MTP layer, random weights: drafts are wrong, steps cost what they cost"
+drafts=$(bytes "$work/large.kv" --mtp 1 --mtp-always)
+none=$(bytes "$work/large.kv")
+awk -v a="$drafts" -v b="$none" 'BEGIN { printf "  a step with a draft reads %.2f times the bytes: at most %.2f times as fast where memory is the limit\n", a / b, 1.998 * b / a }'
 for threads in 1 2; do
 	report "$large" "$work/large.kv" "$threads" 1 >"$work/line"
 	sed 's/.*takes \([0-9.]*\) times.*/\1/' "$work/line" |
