@@ -29,8 +29,8 @@ static void put(const char *p, size_t n)
 	(void)r;
 }
 
-/* 2024-03-01T12:00:00.000000Z of a time in ns since 1970, without the NUL.  gmtime_r takes a lock, which a signal handler
- * may not. */
+/* 2024-03-01T12:00:00.000000Z of a time in ns since 1970, without the NUL.  gmtime_r takes a lock, which a signal
+ * handler may not. */
 enum { WHEN = 27 };
 
 static void put_number(char *at, int digits, int64_t v)

@@ -61,7 +61,8 @@ static bool was_cut(const struct mapped *m)
 
 static void on_bus(int sig, siginfo_t *info, void *context)
 {
-	struct mapped *m = info->si_code > 0 ? find((uintptr_t)info->si_addr, 1) : NULL; /* 0 or less: somebody sent it */
+	/* a code of 0 or less: somebody sent it */
+	struct mapped *m = info->si_code > 0 ? find((uintptr_t)info->si_addr, 1) : NULL;
 	bool cut;
 
 	(void)context;

@@ -22,12 +22,12 @@ int mapped_add(struct mapped **out, const void *p, size_t n, const char *path, c
 /* Before it is unmapped.  NULL is none. */
 void mapped_remove(struct mapped *m);
 
-/* A system call said EFAULT of some of the n bytes at p: the same in words, with the same code; 0 where they are no such
- * file's.  Any thread. */
+/* A system call said EFAULT of some of the n bytes at p: the same in words, with the same code; 0 where they are no
+ * such file's.  Any thread. */
 int mapped_lost(const void *p, size_t n, struct ds_err *err);
 /* DS_DATA where the file, if it still has its name, has another size or was written to: what was read of it may be a
- * mixture.  One replaced by a rename is as it was.  accept: writing is taken for harmless as long as the size stays; the
- * next call compares with what is there now.  One thread. */
+ * mixture.  One replaced by a rename is as it was.  accept: writing is taken for harmless as long as the size stays;
+ * the next call compares with what is there now.  One thread. */
 int mapped_check(struct mapped *m, bool accept, struct ds_err *err);
 
 #endif

@@ -185,6 +185,36 @@ void kv_seq_clear(struct kv_seq *s, struct kv_pool *p)
 	*s = (struct kv_seq){ 0 };
 }
 
+static bool row_finite(const struct kv_pool *p, const unsigned char *row)
+{
+	for (size_t i = 0; i < p->dim; i++) {
+		uint16_t half;
+		uint32_t word;
+
+		if (p->type == DT_BF16) {
+			memcpy(&half, row + i * sizeof(half), sizeof(half));
+			word = (uint32_t)half << 16;
+		} else {
+			memcpy(&word, row + i * sizeof(word), sizeof(word));
+		}
+		if ((word & 0x7f800000) == 0x7f800000)
+			return false;
+	}
+	return true;
+}
+
+bool kv_seq_finite(const struct kv_seq *s, const struct kv_pool *p, size_t tokens, size_t *layer, size_t *token)
+{
+	size_t row = p->dim * dtype_size(p->type);
+
+	for (*token = 0; *token < tokens && *token / KV_BLOCK < s->count; ++*token)
+		for (*layer = 0; *layer < p->layers; ++*layer)
+			if (!row_finite(p, (const unsigned char *)s->pages[*token / KV_BLOCK] +
+				    (*layer * KV_BLOCK + *token % KV_BLOCK) * row))
+				return false;
+	return true;
+}
+
 unsigned char *kv_seq_copy(const struct kv_seq *s, const struct kv_pool *p, size_t first, size_t n)
 {
 	unsigned char *bytes = mem_array(n, p->block_bytes);
@@ -192,6 +222,13 @@ unsigned char *kv_seq_copy(const struct kv_seq *s, const struct kv_pool *p, size
 	for (size_t i = 0; bytes && i < n; i++)
 		memcpy(bytes + i * p->block_bytes, s->pages[first + i], p->block_bytes);
 	return bytes;
+}
+
+void kv_parked_free(struct kv_parked *k)
+{
+	if (!k->borrowed)
+		free(k->bytes);
+	*k = (struct kv_parked){ 0 };
 }
 
 bool kv_seq_park(struct kv_seq *s, struct kv_pool *p, size_t skip, struct kv_parked *out)
@@ -221,7 +258,6 @@ bool kv_seq_unpark(struct kv_seq *s, struct kv_pool *p, struct kv_parked *in, co
 			: in->bytes + (i - in->skip) * p->block_bytes), p->block_bytes);
 	s->length = in->length;
 	s->mtp = in->mtp;
-	free(in->bytes);
-	*in = (struct kv_parked){ 0 };
+	kv_parked_free(in);
 	return true;
 }

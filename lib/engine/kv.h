@@ -29,9 +29,9 @@ struct kv_pool {
 	uint32_t *owners;       /* [blocks] */
 	bool *kept;             /* [blocks] the cache is one of the owners */
 	size_t idle;            /* blocks whose only owner is the cache */
-	/* of the cache, NULL: there is none.  Frees one idle block (there is one); block n became idle, or is no more */
+	/* Of the cache, NULL: there is none.  Frees one idle block (there is one). */
 	void (*reclaim)(void *ctx);
-	void (*rest)(void *ctx, size_t n, bool idle);
+	void (*rest)(void *ctx, size_t n, bool idle); /* block n became idle, or is so no more */
 	void *cache;
 };
 
@@ -66,12 +66,20 @@ void kv_seq_replace(struct kv_seq *s, struct kv_pool *p, size_t n, void *block);
  * False: no room, s is empty. */
 bool kv_seq_fork(struct kv_seq *s, const struct kv_seq *from, size_t length, struct kv_pool *p);
 
+/* The rows of the first `tokens` tokens, at most those s has, are numbers; false: not this layer's of this token. */
+bool kv_seq_finite(const struct kv_seq *s, const struct kv_pool *p, size_t tokens, size_t *layer, size_t *token);
+
 /*
  * Parking: the blocks' contents move to ordinary memory and the blocks become free; and back (false: no room now).  The
  * first `skip` blocks, fewer than s has in use, are not copied: sequences that share them keep one copy for all.  They
  * come back from a sequence in blocks that begins with them, or where there is none (NULL) from that copy.
  */
-struct kv_parked { unsigned char *bytes; size_t skip, blocks, length, mtp; }; /* bytes: of blocks skip .. blocks */
+struct kv_parked {
+	unsigned char *bytes;   /* of blocks skip .. blocks; NULL: nothing is parked */
+	bool borrowed;          /* they are someone else's */
+	size_t skip, blocks, length, mtp;
+};
+void kv_parked_free(struct kv_parked *k);
 /* The contents of blocks [first, first + n) of s, for free(); NULL: no memory. */
 unsigned char *kv_seq_copy(const struct kv_seq *s, const struct kv_pool *p, size_t first, size_t n);
 bool kv_seq_park(struct kv_seq *s, struct kv_pool *p, size_t skip, struct kv_parked *out);

@@ -14,7 +14,8 @@
 
 struct prefix_cache;
 
-/* The pool must outlive it; no sequence has blocks of it any more when it ends.  mtp: blocks have the MTP layer's entries, too. */
+/* The pool must outlive it; no sequence has blocks of it any more when it ends.  mtp: blocks have the MTP layer's
+ * entries, too. */
 int prefix_new(struct prefix_cache **c, struct kv_pool *p, bool mtp, struct ds_err *err);
 void prefix_free(struct prefix_cache *c);
 

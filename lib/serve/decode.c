@@ -79,7 +79,7 @@ void job_end(struct decode *d, struct job *j)
 	prompt_end(&j->at);
 	sample_history_free(j->history);
 	stop_free(j->stop);
-	free(j->parked.bytes);
+	kv_parked_free(&j->parked);
 	free(j->h);
 	free(j);
 }
@@ -97,6 +97,9 @@ static void group_free(struct decode *d, struct group *g)
 	TAILQ_REMOVE(&d->groups, g, link);
 	stop_free(g->stop);
 	free(g->common);
+	free(g->stem);
+	if (d->pressed == g)
+		d->pressed = NULL;
 	free(g->first);
 	free(g->ids);
 	free(g);
@@ -112,6 +115,7 @@ void group_end(struct decode *d, struct group *g)
 		held_resume(&d->paused);
 	else if (!group_any(d, src))
 		held_release(&d->paused, src); /* each may have one, however full it is */
+	let_in(d);
 }
 
 void decode_free(struct decode *d)
@@ -121,6 +125,7 @@ void decode_free(struct decode *d)
 	while (!TAILQ_EMPTY(&d->groups)) /* the sources are gone */
 		group_free(d, TAILQ_FIRST(&d->groups));
 	held_free(&d->paused);
+	held_free(&d->full);
 	if (d->meta)
 		meta_free(d->meta);
 	free(d->stepping);
@@ -137,7 +142,7 @@ int group_fail(struct decode *d, struct group *g, const struct ds_err *why)
 
 	memcpy(id, g->request.id, sizeof(id));
 	group_end(d, g);
-	return stage_error(src, stream, id, why->code == DS_OS, why);
+	return stage_error(src, stream, id, why->code == DS_OS || why->code == DS_TEMP, why);
 }
 
 /* ---- the first tokens ---- */
@@ -197,6 +202,8 @@ void group_start(struct decode *d, struct job *j, const float *hidden)
 	j->state = JOB_READY;
 	j->position = g->prompt;
 	g->lead = NULL;
+	if (d->pressed == g)
+		d->pressed = NULL;
 	g->began_ns = time_mono_ns();
 	if (make_choices(d, j, hidden, all, &why)) {
 		group_fail(d, g, &why);

@@ -111,42 +111,6 @@ static int take_request(struct decode *d, struct source *src, struct frame *f, s
 	return 0;
 }
 
-/* True where a job older than j has its KV parked: newcomers do not take the blocks it waits for. */
-static bool others_wait(const struct decode *d, const struct job *j)
-{
-	const struct job *k;
-
-	TAILQ_FOREACH(k, &d->jobs, link) {
-		if (k == j)
-			return false;
-		if (k->parked.bytes)
-			return true;
-	}
-	return false;
-}
-
-/* Memory for the next block of an arriving request: a block of the pool, else ordinary memory. */
-static void *next_block(struct decode *d, struct group *g)
-{
-	size_t bytes = d->w->pool->block_bytes;
-	struct job *j = g->lead;
-	unsigned char *p;
-
-	if (!j->parked.bytes && !others_wait(d, j) &&
-	    kv_seq_reserve(&j->kv, d->w->pool, (g->arrived + 1) * KV_BLOCK))
-		return j->kv.pages[g->arrived];
-	if (!j->parked.bytes) {
-		j->kv.length = g->arrived * KV_BLOCK;
-		if (!kv_seq_park(&j->kv, d->w->pool, 0, &j->parked))
-			return NULL;
-	}
-	p = mem_realloc(j->parked.bytes, g->arrived + 1, bytes);
-	if (!p)
-		return NULL;
-	j->parked.bytes = p;
-	return p + g->arrived * bytes;
-}
-
 /* Checks a KV frame against what its request still needs.  Blocks with MTP entries that are of no use here are as good:
  * those come last. */
 static int check_kv(const struct decode *d, const struct group *g, const struct frame *f, struct kv_block *k,
@@ -189,9 +153,15 @@ static int on_head(void *ctx, struct source *src, struct frame *f, void **dst, s
 		held_pause(&d->paused, src);
 	if (f->type != FRAME_KV || !g)
 		return 0;
-	/* What does not fit, or not as it is, is read into the stage's memory and judged in on_frame. */
-	g->incoming = f->data_len != d->w->pool->block_bytes || check_kv(d, g, f, &k, &(struct ds_err){ 0 })
-		? NULL : next_block(d, g);
+	g->incoming = NULL;
+	if (check_kv(d, g, f, &k, &(struct ds_err){ 0 })) /* on_frame will say why */
+		return 0;
+	if (!has_home(d, g)) {
+		if (g != d->pressed)
+			held_pause(&d->full, src);
+	} else if (f->data_len == d->w->pool->block_bytes) { /* else it goes through the stage's memory */
+		g->incoming = next_block(d, g);
+	}
 	*dst = g->incoming;
 	return 0;
 }
@@ -208,6 +178,16 @@ static int take_kv(struct decode *d, struct source *src, struct frame *f)
 	if (check_kv(d, g, f, &k, &why) || frame_check_payload(f, &why))
 		return group_fail(d, g, &why);
 	if (!g->incoming || g->incoming != f->data) {
+		bool fails = d->give_up == src && g != d->pressed && !has_home(d, g);
+
+		d->give_up = d->give_up == src ? NULL : d->give_up;
+		if (fails) {
+			err_set(&why, DS_TEMP,
+				"request '%s': no memory for its KV, which '%s' sends mixed with that of others: "
+				"send one request after the other, or raise --kv-memory",
+				g->request.id, source_name(src));
+			return group_fail(d, g, &why);
+		}
 		home = next_block(d, g);
 		if (!home) {
 			err_nomem(&why, d->w->pool->block_bytes, "a KV block");
@@ -251,7 +231,6 @@ static int take_prefilled(struct decode *d, struct source *src, struct frame *f)
 	j = g->lead;
 	j->kv.length = j->parked.bytes ? 0 : g->prompt;
 	j->kv.mtp = j->parked.bytes ? 0 : g->prompt - 1;
-	j->parked.blocks = j->parked.bytes ? g->arrived : 0;
 	j->parked.length = g->prompt;
 	j->parked.mtp = g->prompt - 1;
 	g->done.usage = p.usage;
@@ -301,6 +280,8 @@ static void on_gone(void *ctx, struct source *src, bool complete)
 	struct group *g = TAILQ_FIRST(&d->groups), *next;
 
 	held_forget(&d->paused, src);
+	held_forget(&d->full, src);
+	d->give_up = d->give_up == src ? NULL : d->give_up;
 	for (; g && !complete; g = next) {
 		next = TAILQ_NEXT(g, link);
 		if (g->src == src)
@@ -310,7 +291,13 @@ static void on_gone(void *ctx, struct source *src, bool complete)
 
 static int on_step(void *ctx, bool *busy, struct ds_err *err)
 {
-	return decode_step(ctx, busy, err);
+	int rc = decode_step(ctx, busy, err);
+
+	if (!rc) {
+		let_in(ctx);
+		reassure(ctx);
+	}
+	return rc;
 }
 
 static void on_drain(void *ctx)
@@ -348,6 +335,10 @@ static void on_state(void *ctx)
 	jw_uint(&w, d->w->pool->blocks);
 	jw_key(&w, "kv_blocks_used");
 	jw_uint(&w, d->w->pool->used - d->w->pool->idle);
+	jw_key(&w, "kv_blocks_outside");
+	jw_uint(&w, outside(d));
+	jw_key(&w, "unread");
+	jw_uint(&w, d->paused.n + d->full.n);
 	jw_obj_end(&w);
 	work_print_state(&b);
 	buf_free(&b);

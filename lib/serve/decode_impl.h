@@ -3,7 +3,8 @@
  *
  *   decode.c        requests and their choices, from beginning to end
  *   decode_arrive.c what arrives: requests, their KV and first tokens, cancels
- *   decode_park.c   KV in ordinary memory; the KV of further choices
+ *   decode_park.c   KV in ordinary memory, how much there is and who waits for it; the KV of further choices
+ *   decode_room.c   where the KV that arrives goes, and who waits for room
  *   decode_turn.c   who takes part in a step, and room in the KV memory for them
  *   decode_step.c   the step
  *   decode_emit.c   tokens on their way out: stop strings, frames, how a choice ends
@@ -40,6 +41,7 @@ struct group {
 	void *incoming;           /* where the block being read goes, NULL: the stage's memory */
 	struct sampled *first;    /* [n] first tokens */
 	unsigned char *common;    /* blocks that parked choices share, contents of; NULL: none was parked yet */
+	unsigned char *stem;      /* the block in which the prompt ends, for choices that have not run, or NULL */
 	struct stop_matcher *stop; /* as it stands before any text; NULL: no stop strings */
 	struct done done;         /* as it will be sent */
 	size_t open;              /* choices that are not finished */
@@ -81,7 +83,11 @@ struct decode {
 	struct job_list jobs;
 	struct group_list groups; /* by turn: who took part in a step stands behind those who did not */
 	size_t held;              /* groups */
-	struct held_sources paused;
+	struct held_sources paused; /* until fewer requests are held */
+	struct held_sources full; /* with the payload of a KV frame unread, until there is memory for it */
+	struct source *give_up;   /* of those it brings only d->pressed is kept, NULL: none */
+	int64_t reassured_ns;     /* when those were told that we live */
+	struct group *pressed;    /* it may arrive though there is none, since no other could; or NULL */
 	struct meta_builder *meta;
 	struct job **stepping;    /* [max_batch] whose segments the step has */
 	struct group **turned;    /* [max_batch] whose turn it was */
@@ -117,6 +123,10 @@ void group_done(struct decode *d, struct group *g, const char *reason);
 
 /* The KV of j, which has blocks, moves to ordinary memory.  False: no memory. */
 bool park(struct decode *d, struct job *j);
+/* Blocks that lie in ordinary memory. */
+size_t outside(const struct decode *d);
+/* As many as there may be before requests wait with their KV unread: what the pool holds, once more. */
+size_t outside_most(const struct decode *d);
 /* Free blocks that it takes to bring it back, now. */
 size_t unpark_needs(const struct decode *d, const struct job *j);
 bool unpark(struct decode *d, struct job *j);
@@ -124,8 +134,21 @@ bool unpark(struct decode *d, struct job *j);
  * it is parked.  NULL: no memory. */
 struct job *fork_job(struct decode *d, const struct job *j, size_t choice);
 
+/* ---- decode_room.c ---- */
+
+/* There is a place for the next block of an arriving request: in the pool, or in ordinary memory within its limit. */
+bool has_home(const struct decode *d, const struct group *g);
+/* That place, whatever the limit.  NULL: no memory. */
+void *next_block(struct decode *d, struct group *g);
+/* Reads sources again for whose blocks there is a place now. */
+void let_in(struct decode *d);
+/* Tells those that wait with KV that we live, now and then. */
+void reassure(struct decode *d);
+
 /* ---- decode_turn.c ---- */
 
+/* It is not arriving, and its answers are read. */
+bool can_run(const struct job *j);
 /* Fills d->stepping with those that take part in the next step, each with its rows; returns their number. */
 size_t choose(struct decode *d);
 

@@ -65,6 +65,18 @@ static void fill(struct decode *d, size_t n)
 
 /* ---- what comes of it ---- */
 
+/* Logits that are not finite come from the weights or from KV that was so already when it came. */
+static int not_finite(const struct decode *d, const struct job *j, struct ds_err *err)
+{
+	const struct group *g = j->g;
+	size_t layer, token;
+
+	if (source_hello(g->src)->kv.type == DT_NONE || kv_seq_finite(&j->kv, d->w->pool, g->prompt, &layer, &token))
+		return work_not_finite(&g->request, err);
+	return err_set(err, DS_DATA, "request '%s': the KV that '%s' handed over is not finite: layer %zu of token %zu",
+		g->request.id, source_name(g->src), layer, token);
+}
+
 /* Tokens from the rows of one choice, as long as the drafts were right; returns their number. */
 static size_t accept(struct decode *d, struct job *j, const struct segment *s)
 {
@@ -83,7 +95,7 @@ static size_t accept(struct decode *d, struct job *j, const struct segment *s)
 		j->position++;
 		if (!work_sample(d->w, &g->request, j->choice, j->history, s->logits + r * c->vocab, s->argmax[r],
 			    s->lse[r], j->position, &t))
-			rc = work_not_finite(&g->request, &why);
+			rc = not_finite(d, j, &why);
 		else if (j->history)
 			rc = sample_history_add(j->history, t.id, &why);
 		if (rc) {

@@ -30,16 +30,36 @@ static bool idle(const struct job *k)
 	return k->state == JOB_ARRIVING ? !k->g->incoming : source_blocked(k->g->src);
 }
 
+bool can_run(const struct job *j)
+{
+	return j->state != JOB_ARRIVING && !source_blocked(j->g->src);
+}
+
 static bool precedes(const struct job *a, const struct job *b)
 {
 	return a->rank != b->rank ? a->rank < b->rank : a->age < b->age;
 }
 
-/* Who gives its blocks to j, which could run: first those that cannot, whatever their precedence; then the last of those
- * behind j that are not in this step already.  NULL if there is none. */
+/* None precedes j of those that can run. */
+static bool is_first(const struct decode *d, const struct job *j)
+{
+	const struct job *k;
+
+	TAILQ_FOREACH(k, &d->jobs, link)
+		if (can_run(k))
+			return k == j;
+	return false;
+}
+
+/* Who gives its blocks to j, which could run: first those that cannot, whatever their precedence; then the last of
+ * those behind j that are not in this step already.  NULL if there is none, or if ordinary memory has no room for them
+ * and j can wait. */
 static struct job *victim(struct decode *d, const struct job *j)
 {
 	struct job *k, *last = NULL;
+
+	if (outside(d) >= outside_most(d) && !is_first(d, j))
+		return NULL;
 
 	TAILQ_FOREACH_REVERSE(k, &d->jobs, job_list, link) {
 		if (k == j || k->rows || !has_blocks(k))
@@ -104,11 +124,6 @@ struct turns {
 	const struct job *short_of; /* who lacked room, the first of them by precedence; NULL: nobody */
 	struct job *prompt;     /* the oldest that has not had its place; NULL: none */
 };
-
-static bool can_run(const struct job *j)
-{
-	return j->state != JOB_ARRIVING && !source_blocked(j->g->src);
-}
 
 static struct job *prompt_from(struct job *j)
 {

@@ -1,6 +1,7 @@
 #include "serve/hold.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 
@@ -31,17 +32,18 @@ void held_resume(struct held_sources *h)
 
 void held_release(struct held_sources *h, struct source *src)
 {
-	held_forget(h, src);
-	source_pause(src, false);
+	if (held_forget(h, src))
+		source_pause(src, false);
 }
 
-void held_forget(struct held_sources *h, const struct source *src)
+bool held_forget(struct held_sources *h, const struct source *src)
 {
 	for (size_t i = 0; i < h->n; i++)
 		if (h->v[i] == src) {
-			h->v[i] = h->v[--h->n];
-			return;
+			memmove(&h->v[i], &h->v[i + 1], (--h->n - i) * sizeof(struct source *));
+			return true;
 		}
+	return false;
 }
 
 void held_free(struct held_sources *h)

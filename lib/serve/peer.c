@@ -247,6 +247,8 @@ static int peer_frame(struct stage *st, struct frame *f, struct ds_err *err)
 		return refused_by_peer(st, f, err);
 	if (f->type == FRAME_DONE && !f->stream)
 		return err_set(err, DS_DATA, "'%s': a 'done' frame without a stream", st->connect_addr.text);
+	if (f->type == FRAME_STAT && !f->stream) /* it lives */
+		return 0;
 	if (f->type == FRAME_ERROR)
 		note_error(st, f);
 	if (src && st->cfg->raw_output) {

@@ -85,9 +85,21 @@ void source_end(struct source *src, bool complete)
 	routes_orphan(src);
 }
 
+/* Requests of it that are here or downstream, and will not be answered. */
+static size_t unanswered(const struct source *src)
+{
+	return src->holds > src->routes ? src->holds : src->routes;
+}
+
 void source_lost(struct source *src)
 {
-	log_msg(LOG_INFO, "'%s' has gone", src->name);
+	size_t n = unanswered(src);
+
+	if (n)
+		log_msg(LOG_WARN, "'%s' has gone: %zu request%s of it %s dropped", src->name, n, plural(n),
+			n == 1 ? "is" : "are");
+	else
+		log_msg(LOG_INFO, "'%s' has gone", src->name);
 	source_end(src, false);
 	src->state = SRC_DEAD;
 }
@@ -101,6 +113,8 @@ static void close_after(struct source *src)
 void source_fail(struct source *src, const struct ds_err *why)
 {
 	struct stage *st = src->st;
+	size_t n = unanswered(src);
+	struct ds_err all;
 
 	if (src->input_bad || (src->state != SRC_OPEN && !src->tail))
 		return;
@@ -110,12 +124,16 @@ void source_fail(struct source *src, const struct ds_err *why)
 		stage_fail(st, why);
 		return;
 	}
+	all = *why;
+	if (n)
+		err_set(&all, why->code, "%s; %zu request%s of it %s dropped", why->text, n, plural(n),
+			n == 1 ? "is" : "are");
 	if (src->r && frame_reader_bytes(src->r) == 0)
 		log_msg(LOG_DEBUG, "%s", why->text); /* someone only knocked */
 	else
-		log_err(why);
+		log_err(&all);
 	source_end(src, false);
-	send_error(st, &src->own, 0, NULL, false, why);
+	send_error(st, &src->own, 0, NULL, false, &all);
 	close_after(src);
 }
 

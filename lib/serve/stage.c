@@ -144,6 +144,16 @@ int stage_error(struct source *src, uint64_t stream, const char *id, bool retrya
 	return 0;
 }
 
+void stage_alive(struct source *src)
+{
+	struct sink *s = &src->own;
+	struct ds_err err;
+
+	if (src->st->service && s->w && !s->dead && !s->ended && !sink_full(s) &&
+	    frame_write(s->w, FRAME_STAT, FRAME_DROPPABLE, 0, NULL, NULL, 0, false, &err))
+		sink_note(src->st, s, &err);
+}
+
 int stage_write(struct source *src, const void *p, size_t n)
 {
 	struct sink *s = src->answer;

@@ -124,6 +124,8 @@ void stage_request_id(struct source *src, uint64_t stream, const char *id);
 /* An ERROR frame for one request: code, id (NULL: not known), message, retryable; one line on stderr too.  The run's
  * exit code becomes `code` in a filter. */
 int stage_error(struct source *src, uint64_t stream, const char *id, bool retryable, const struct ds_err *why);
+/* Tells the sender at the other end of a connection, which is left unread, that we live: a droppable STAT frame. */
+void stage_alive(struct source *src);
 /* Raw output, to the output (also with -c). */
 int stage_write(struct source *src, const void *p, size_t n);
 /* The program still has work for src: END goes out only when every hold is released.  A source whose input is over

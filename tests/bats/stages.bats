@@ -114,6 +114,27 @@ table() {
 	refused 65 "logits are not finite" ds-prefill -m nan-model -i one
 }
 
+@test "KV of NaN or infinity fails its own request, and is not put down to the model" {
+	requests a 70 9 b 70 9 >two
+	ds-prefill -m "$DS_MODEL" -i two >two.kv
+	ds-decode -m "$DS_MODEL" -i two.kv | table - | grep '^b' >want
+	for value in 7fc0 7f80 ff80; do
+		# of a's first frame: layer 1 of token 7 (a layer is 64 rows of one size)
+		edit "
+k = [f for f in frames if f[0] == 3 and f[2] == frames[1][2]][0]
+shape = k[4]['tensors'][0][3]
+at = (1 * shape[1] + 7) * shape[2] * 2
+k[5] = k[5][:at] + bytes.fromhex('$value')[::-1] + k[5][at + 2:]
+k[4].pop('xxh', None)" two.kv >bad.kv
+		run -65 limited sh -c "ds-decode -m '$DS_MODEL' -i bad.kv >out 2>err"
+		[ "$(wc -l <err)" -eq 1 ]
+		grep -qF "request 'a': the KV that 'bad.kv' handed over is not finite: layer 1 of token 7" err
+		table out >t
+		grep -q '^[0-9a]* error 65 .*not finite' t
+		grep '^b' t | cmp - want
+	done
+}
+
 @test "a client whose request is half there neither stops another's nor makes it fail" {
 	# six blocks of KV memory: a has five of its six in, b needs two
 	requests a 375 4 >a
