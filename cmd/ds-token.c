@@ -116,6 +116,7 @@ static int run(int argc, char **argv, struct ds_err *err)
 	if (rc)
 		return rc;
 	memcpy(stage.hello.role, commands[i].name, strlen(commands[i].name) + 1);
+	stage.hello.minor = DS_FRAME_MINOR;
 	rc = commands[i].run(&x, &stage, err);
 	tokenizing_close(&x);
 	return rc;

@@ -241,7 +241,7 @@ static int unpack_one(struct unpack *u, const struct st_tensor *t, struct ds_err
 
 static int say_hello(struct unpack *u, struct ds_err *err)
 {
-	struct hello h = { .program = "ds-frame", .version = DS_VERSION, .role = "unpack" };
+	struct hello h = { .minor = DS_FRAME_MINOR, .program = "ds-frame", .version = DS_VERSION, .role = "unpack" };
 
 	meta_reset(u->out.meta);
 	hello_put(u->out.meta, &h);
