@@ -24,9 +24,7 @@ talk() {
 		import sys
 		sys.path.insert(0, sys.argv[1])
 		import time
-		from talk import Talk
-		def prompt(n, seed=0):
-		    return [(7 * t + 13 * seed) % 1000 + 3 for t in range(n)]
+		from talk import Talk, prompt
 		$1
 	END
 }

@@ -17,10 +17,8 @@ talk() {
 		import sys
 		sys.path.insert(0, sys.argv[1])
 		import time
-		from talk import Talk
+		from talk import Talk, prompt
 		import dsf
-		def prompt(n, seed=0):
-		    return [(7 * t + 13 * seed) % 1000 + 3 for t in range(n)]
 		def count(t, until):
 		    """Tokens of a connection's answers so far by request and choice, until a request is done."""
 		    seen = {}
@@ -68,7 +66,7 @@ tokens, done = small.answer("small")
 assert len(tokens[0]) == 30 and done["finish_reason"] == "length", done
 big.cancel("big")
 tokens, done = big.answer("big")
-assert done["finish_reason"] == "cancelled", done
+assert sum(why == "cancelled" for why, _ in done["choices"]) > 64, done  # the first ones may have come to their end
 made = done["usage"]["completion"]
 assert made < 128 * 40, made
 assert made > 30, made

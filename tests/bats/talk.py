@@ -7,6 +7,10 @@ import msgpack
 import dsf
 
 
+def prompt(n, seed=0):
+    return [(7 * t + 13 * seed) % 1000 + 3 for t in range(n)]
+
+
 class Talk:
     def __init__(self, path, patience=40):
         self.s = socket.socket(socket.AF_UNIX)
