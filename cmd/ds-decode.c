@@ -41,7 +41,7 @@ static int run(struct ds_err *err)
 
 	if (always && !drafts)
 		return err_set(err, DS_USAGE, "--mtp-always says nothing without --mtp N");
-	work.mtp = drafts > 0;
+	work.mtp = work.drafts = drafts > 0;
 	work.max_segs = o.max_batch;
 	work.max_rows = o.max_batch + o.chunk;
 	if (o.drafts && o.chunk < MTP_PENDING)

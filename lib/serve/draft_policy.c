@@ -1,5 +1,8 @@
 #include "serve/draft_policy.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 enum {
 	FIRST_DRAFTED = 4, FIRST_PLAIN = 3, /* steps of either kind before anything is known, but for the first */
 	PERIOD = 64,        /* steps from one pair of plain steps to the next */
@@ -28,6 +31,30 @@ bool draft_wanted(const struct draft_policy *p, size_t n)
 	return c->steps >= FIRST_DRAFTED + FIRST_PLAIN && c->steps % PERIOD >= PLAIN;
 }
 
+static void note(struct draft_times *t, int64_t ns)
+{
+	t->ns[t->steps++ % DRAFT_RECENT] = (double)ns;
+}
+
+static int by_size(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static double median(const struct draft_times *t)
+{
+	size_t n = t->steps < DRAFT_RECENT ? (size_t)t->steps : DRAFT_RECENT;
+	double v[DRAFT_RECENT];
+
+	if (!n)
+		return 0.0;
+	memcpy(v, t->ns, n * sizeof(*v));
+	qsort(v, n, sizeof(*v), by_size);
+	return (v[(n - 1) / 2] + v[n / 2]) / 2;
+}
+
 static void blend(double *mean, double v, uint64_t seen)
 {
 	*mean = seen ? *mean + (v - *mean) / (seen < 16 ? (double)seen + 1 : 16.0) : v;
@@ -39,24 +66,23 @@ bool draft_timed(struct draft_policy *p, size_t n, bool drafted, size_t tokens, 
 
 	if (c->off && !drafted) {
 		if (--c->off == 0)
-			c->steps = c->drafted_steps = c->plain_steps = 0;
+			c->steps = c->drafted.steps = c->plain.steps = 0;
 		return false;
 	}
 	if (c->steps++ == 0)
 		return false; /* memory is touched for the first time */
 	if (!drafted) {
-		blend(&c->plain_ns, (double)ns, c->plain_steps++);
+		note(&c->plain, ns);
 		return false;
 	}
-	blend(&c->drafted_ns, (double)ns, c->drafted_steps);
-	blend(&c->gain, (double)tokens / (double)n, c->drafted_steps++);
+	blend(&c->gain, (double)tokens / (double)n, c->drafted.steps);
+	note(&c->drafted, ns);
 	c->total_steps++;
 	c->total_tokens += tokens;
 	c->total_requests += n;
-	c->total_ns += (double)ns;
-	if (!c->plain_steps || c->drafted_steps < JUDGED)
+	if (!c->plain.steps || c->drafted.steps < JUDGED)
 		return false;
-	*ratio = c->gain * c->plain_ns / c->drafted_ns;
+	*ratio = c->gain * median(&c->plain) / median(&c->drafted);
 	if (*ratio >= 1.0 || p->always)
 		return false;
 	c->off = OFF;
@@ -70,12 +96,12 @@ bool draft_summary(const struct draft_policy *p, double *tokens, double *cost)
 
 	for (size_t i = 0; i < DRAFT_CLASSES; i++) {
 		const struct draft_class *c = &p->c[i];
-		double ns = c->plain_ns * (double)c->total_steps; /* what so many steps without would have taken */
+		double steps = (double)c->total_steps, ns = median(&c->plain) * steps;
 
 		if (ns <= 0.0)
 			continue;
 		plain += ns;
-		drafted += c->total_ns;
+		drafted += median(&c->drafted) * steps;
 		gain += ns * (double)c->total_tokens / (double)c->total_requests;
 	}
 	if (plain <= 0.0)

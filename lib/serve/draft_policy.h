@@ -13,18 +13,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { DRAFT_CLASSES = 13 };
+enum { DRAFT_CLASSES = 13, DRAFT_RECENT = 15 };
+
+/* Times of the last steps of a kind.  Their median is what counts: one step that lost its processor to another program
+ * takes a hundred times as long, and says nothing. */
+struct draft_times {
+	double ns[DRAFT_RECENT];
+	uint64_t steps;
+};
 
 struct draft_class {
 	uint64_t steps;            /* since the class was last judged to go without, or ever */
-	uint64_t drafted_steps, plain_steps;
-	double drafted_ns, plain_ns; /* of a step, recent ones weigh more */
-	double gain;               /* tokens a request and step with drafts, in the same way */
+	struct draft_times drafted, plain;
+	double gain;               /* tokens a request and step with drafts, recent ones weigh more */
 	uint64_t off;              /* steps that the class still goes without */
 	uint64_t verdicts;         /* how often it was found not to pay */
 	/* over the whole run, steps with drafts */
 	uint64_t total_steps, total_tokens, total_requests; /* requests: summed over the steps */
-	double total_ns;
 };
 
 struct draft_policy {

@@ -26,7 +26,8 @@ struct dump {
 	struct frame_writer *w;
 	struct meta_builder *meta;
 	struct point_rows *segs;     /* [seg_cap] */
-	size_t seg_cap, layers;      /* the MTP layers among them */
+	size_t seg_cap, layers;      /* the MTP layer among them, if it runs */
+	bool kv_alone;               /* of which only what its KV comes from is computed */
 	bool *wanted;                /* [layers, POINT_KINDS]; points of no layer in row 0 */
 	struct ds_err error;         /* code 0: fine */
 };
@@ -49,17 +50,26 @@ static bool has_moe(const struct model *m, size_t layer)
 	return layer < main ? m->layers[layer].moe : m->mtp[layer - main].layer.moe;
 }
 
-/* Calls fn for every point of the model. */
-static void each_point(const struct model *m, void (*fn)(void *ctx, const struct point *p, size_t kind), void *ctx)
+/* What a layer of the model that runs shows. */
+static bool has_point(const struct dump *d, const struct model *m, size_t layer, size_t kind)
 {
-	size_t layers = m->config.layers + m->mtp_count;
+	const char *name = point_kinds[kind].name;
 
+	if (layer >= m->config.layers && d->kv_alone && strcmp(name, "q") != 0 && strcmp(name, "kv") != 0)
+		return false;
+	return !point_kinds[kind].moe || has_moe(m, layer);
+}
+
+/* Calls fn for every point of what runs of the model. */
+static void each_point(const struct dump *d, const struct model *m,
+	void (*fn)(void *ctx, const struct point *p, size_t kind), void *ctx)
+{
 	for (size_t k = 0; point_kinds[k].name; k++)
-		for (size_t l = 0; l < (point_kinds[k].layered ? layers : 1); l++) {
+		for (size_t l = 0; l < (point_kinds[k].layered ? d->layers : 1); l++) {
 			struct point p = { .layered = point_kinds[k].layered, .layer = l };
 
 			snprintf(p.name, sizeof p.name, "%s", point_kinds[k].name);
-			if (!point_kinds[k].moe || has_moe(m, l))
+			if (!point_kinds[k].layered || has_point(d, m, l, k))
 				fn(ctx, &p, k);
 		}
 }
@@ -77,9 +87,9 @@ static void choose(void *ctx, const struct point *p, size_t kind)
 	}
 }
 
-static void list_range(struct buf *b, const struct model *m, bool moe)
+static void list_range(struct buf *b, const struct dump *d, const struct model *m, bool moe)
 {
-	size_t layers = m->config.layers + m->mtp_count, first = 0, last = layers;
+	size_t layers = d->kv_alone ? m->config.layers : d->layers, first = 0, last = layers;
 
 	while (moe && first < layers && !has_moe(m, first))
 		first++;
@@ -91,9 +101,11 @@ static void list_range(struct buf *b, const struct model *m, bool moe)
 			buf_printf(b, " %s", point_kinds[k].name);
 	if (moe)
 		buf_str(b, " (router: all three)");
+	else if (d->kv_alone)
+		buf_printf(b, "; layer.%zu.q, layer.%zu.kv", layers, layers);
 }
 
-static int no_match(const struct model *m, const char *pattern, size_t n, struct ds_err *err)
+static int no_match(const struct dump *d, const struct model *m, const char *pattern, size_t n, struct ds_err *err)
 {
 	struct buf b = { 0 };
 	int rc;
@@ -101,8 +113,8 @@ static int no_match(const struct model *m, const char *pattern, size_t n, struct
 	for (size_t k = 0; point_kinds[k].name; k++)
 		if (!point_kinds[k].layered)
 			buf_printf(&b, " %s", point_kinds[k].name);
-	list_range(&b, m, false);
-	list_range(&b, m, true);
+	list_range(&b, d, m, false);
+	list_range(&b, d, m, true);
 	rc = err_set(err, DS_USAGE, "--dump: '%.*s' matches no point; the points are%s", (int)(n < 100 ? n : 100),
 		pattern, b.p ? b.p : "");
 	buf_free(&b);
@@ -115,7 +127,6 @@ static int choose_points(struct dump *d, const char *patterns, const struct mode
 	const char *text;
 	size_t n;
 
-	d->layers = m->config.layers + m->mtp_count;
 	d->wanted = mem_calloc(d->layers * c.kinds, sizeof *d->wanted);
 	if (!d->wanted)
 		return err_nomem(err, d->layers * c.kinds, "points");
@@ -126,10 +137,10 @@ static int choose_points(struct dump *d, const char *patterns, const struct mode
 			return err_nomem(err, n, "a pattern");
 		c.patterns = one;
 		c.matched = 0;
-		each_point(m, choose, &c);
+		each_point(d, m, choose, &c);
 		free(one);
 		if (!c.matched)
-			return no_match(m, text, n, err);
+			return no_match(d, m, text, n, err);
 	}
 	return 0;
 }
@@ -251,6 +262,8 @@ int dump_open(struct dump **out, const struct dump_options *o, const struct mode
 	}
 	d->socket = d->file.fd = -1;
 	d->patience_ns = o->patience_ns;
+	d->layers = m->config.layers + (o->mtp != DUMP_MTP_NONE);
+	d->kv_alone = o->mtp == DUMP_MTP_KV;
 	rc = choose_points(d, o->patterns, m, err);
 	if (!rc)
 		rc = open_output(d, o, err);

@@ -8,10 +8,14 @@
 #include "engine/engine.h"
 #include "frame/hello.h"
 
+/* What runs of the MTP layer, which counts as the one after the last: nothing, what its KV comes from, or all. */
+enum dump_mtp { DUMP_MTP_NONE, DUMP_MTP_KV, DUMP_MTP_ALL };
+
 struct dump_options {
 	const char *patterns;   /* "layer.*.attn_out,final": shell patterns of point names */
 	const char *to;         /* a file, "-", or unix:PATH, tcp:HOST:PORT, fd:N */
 	bool force;             /* overwrite a file, write to a terminal */
+	enum dump_mtp mtp;
 	bool stdout_taken;      /* "-" is the data's */
 	int64_t patience_ns;    /* for a reader that takes nothing */
 };

@@ -149,6 +149,7 @@ static int open_dump(struct work *w, const struct work_options *o, const struct 
 	const struct stage_options *io = &stage->opt;
 	bool to_stdout = io->output ? strcmp(io->output, "-") == 0 : !io->listen;
 	struct dump_options d = { .patterns = o->dump, .to = o->dump_to, .force = io->force,
+		.mtp = !o->mtp ? DUMP_MTP_NONE : o->drafts ? DUMP_MTP_ALL : DUMP_MTP_KV,
 		.stdout_taken = to_stdout, .patience_ns = io->peer_ns };
 	int rc;
 

@@ -22,7 +22,8 @@ struct work_options {
 	bool stats;
 	bool no_prefix;         /* a dump does without, too: no row is to be missing */
 	/* set by the program */
-	bool mtp;
+	bool mtp;                  /* the MTP layer's KV entries are computed */
+	bool drafts;               /* and its drafts */
 	size_t max_rows, max_segs; /* of a step */
 	size_t max_logits;         /* 0: max_segs */
 };

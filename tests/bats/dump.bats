@@ -242,6 +242,16 @@ for line in sys.stdin:
 	refute grep -q 'rows only in plain' table
 }
 
+@test "points of the MTP layer are there where it runs, as far as it runs" {
+	requests 1 >req
+	refused 64 'layer.N.P, N from 0 to 2, P one' ds-decode -m "$DS_MODEL" --dump layer.3.out --dump-to d req
+	refused 64 "'layer.3.q' matches no point" ds-prefill -m "$DS_MODEL" --dump layer.3.q --dump-to d req
+	refused 64 'mlp_out out; layer.3.q, layer.3.kv; layer.N.P, N from 1 to 2, P one' \
+		ds-prefill -m "$DS_MODEL" --mtp --dump layer.3.router --dump-to d req
+	limited ds-prefill -m "$DS_MODEL" --mtp --dump 'layer.3.*' --dump-to d -o kv req
+	[ "$(points d | cut -d ' ' -f 2 | sort -u | paste -sd ' ')" = 'layer.3.kv layer.3.q' ]
+}
+
 @test "choices of a request have stream ids of their own in a dump" {
 	requests 1 >req
 	"$PYTHON" "$DSF" set req request n 3 >req3
