@@ -109,10 +109,12 @@ aligned() {
 }
 
 # background COMMAND...: starts it with bats's descriptor closed; its pid is in $BG, its stderr in $BATS_TEST_TMPDIR/bg.N.err
+# --foreground: a signal for $BG reaches the command once and alone.  Otherwise timeout sends SIGCONT behind it, which takes away the
+# SIGSTOP that LeakSanitizer waits for in a program that ends just then: it hangs.
 background() {
 	BG_COUNT=$((${BG_COUNT:-0} + 1))
 	BG_ERR=$BATS_TEST_TMPDIR/bg.$BG_COUNT.err
-	timeout -k 5 "$LIMIT" "$@" 2>"$BG_ERR" 3>&- &
+	timeout --foreground -k 5 "$LIMIT" "$@" 2>"$BG_ERR" 3>&- &
 	BG=$!
 	BG_ALL="${BG_ALL:-} $BG"
 }

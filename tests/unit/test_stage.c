@@ -401,6 +401,7 @@ static void test_drain(void)
 	ask(&busy, 1, 60, 1 << 20);
 	listen_to(&busy, FRAME_TOKEN, count, NULL);
 	kill(pid, SIGTERM);
+	kill(pid, SIGTERM); /* as timeout(1) does: to the program, then to its group */
 	nanosleep(&(struct timespec){ .tv_nsec = 100000000 }, NULL);
 	ask(&idle, 3, 5, 0);
 	tap_ok(listen_to(&idle, FRAME_ERROR, count, &code) == 0 && code == DS_TEMP && count[FRAME_END] == 0,
@@ -409,7 +410,8 @@ static void test_drain(void)
 	ask(&busy, 2, 5, 0);
 	tap_ok(addr_parse(address, &a, &err) == 0 && addr_connect(&a, 1, &fd, &err) == DS_UNAVAILABLE,
 		"new connections are not taken");
-	tap_ok(listen_to(&busy, FRAME_DONE, count, &code) == 0 && count[FRAME_TOKEN] == 59, "running work is finished");
+	tap_ok(listen_to(&busy, FRAME_DONE, count, &code) == 0 && count[FRAME_TOKEN] == 59,
+		"running work is finished: signals that come together are one");
 	tap_ok((count[FRAME_ERROR] && code == DS_TEMP) || (listen_to(&busy, 0, count, &code) == 0 && code == DS_TEMP),
 		"new requests are refused with 75");
 	tap_ok(listen_to(&idle, 0, count, NULL) == 0 && count[FRAME_END] == 1 && count[FRAME_ERROR] == 0,
