@@ -78,5 +78,5 @@ run "ds-prefill -m broken --dump '*' --dump-to broken.frames -o broken.kv reques
 run "ds-frame diff good.frames broken.frames" >table || [ $? -eq 1 ]
 cat table
 first=$(sed -n 's/^first difference: \([^,]*\),.*/\1/p' table)
-run "ds-frame filter -p '$first' broken.frames | ds-frame dump | sed -n '/\"tensor\"/s/.*\"tensors\"/\"tensors\"/p'"
+run "ds-frame filter -p $first broken.frames | ds-frame dump | grep '\"type\":\"tensor\"'"
 echo "the first tensor that differs is $first"

@@ -76,6 +76,8 @@ static int open_path(struct outfile *o, struct ds_err *err)
 {
 	struct stat sb;
 
+	if (!*o->path)
+		return err_set(err, DS_USAGE, "cannot write '': the name is empty");
 	if (stat(o->path, &sb))
 		return errno == ENOENT ? open_tmp(o, err) : err_errno(err, DS_IO, "cannot write '%s'", o->path);
 	if (S_ISDIR(sb.st_mode))

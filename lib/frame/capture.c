@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "base/mem.h"
 #include "frame/input.h"
@@ -150,33 +149,6 @@ static int turn_of(struct capture *c, uint64_t stream, size_t *turn, struct ds_e
 	return 0;
 }
 
-static int key_of(struct capture *c, const struct point *p, size_t *key, struct ds_err *err)
-{
-	uint64_t hash = XXH3_64bits_withSeed(p->name, strlen(p->name), p->layered ? p->layer + 1 : 0);
-	struct point *keys;
-
-	for (;; hash++) {
-		bool fresh;
-		size_t *at = map_at(&c->key_map, hash, &fresh);
-
-		if (!at)
-			return err_nomem(err, c->key_count, "points");
-		if (fresh) {
-			keys = mem_more(c->keys, &c->key_cap, c->key_count, sizeof *keys);
-			if (!keys)
-				return no_room(c, err);
-			c->keys = keys;
-			keys[c->key_count] = *p;
-			*key = *at = c->key_count++;
-			return 0;
-		}
-		*key = *at;
-		if (*at < c->key_count && strcmp(c->keys[*at].name, p->name) == 0 &&
-			c->keys[*at].layered == p->layered && c->keys[*at].layer == p->layer)
-			return 0;
-	}
-}
-
 static int add_name(struct capture *c, const struct cap_name *n, struct ds_err *err)
 {
 	struct cap_name *names;
@@ -226,7 +198,7 @@ static int add_point(struct capture *c, const struct frame *f, const struct wher
 	int rc = point_frame_get(f, &p, err);
 
 	if (!rc)
-		rc = key_of(c, &p.point, &r.key, err);
+		rc = point_set_add(&c->keys, &p.point, &r.key, err);
 	r.at = w->at + p.t.offset;
 	r.cols = p.cols;
 	r.type = p.t.type;
@@ -265,7 +237,7 @@ static int add_kv(struct capture *c, const struct frame *f, const struct where *
 	for (uint64_t l = 0; !rc && r.cols && l < t.shape[0]; l++) {
 		p.layer = l;
 		r.at = w->at + t.offset + l * t.shape[1] * r.cols * dtype_size(t.type);
-		rc = key_of(c, &p, &r.key, err);
+		rc = point_set_add(&c->keys, &p, &r.key, err);
 		if (!rc)
 			rc = add_rows(c, &r, err);
 	}
@@ -287,7 +259,7 @@ static int add_tensor(struct capture *c, const struct frame *f, const struct fra
 	r.cols = t->nbytes / dtype_size(t->type) / r.count;
 	r.first = ordinal << 32;
 	snprintf(p.name, sizeof p.name, "%s.%s", frame_type_name(f->type), t->name);
-	rc = key_of(c, &p, &r.key, err);
+	rc = point_set_add(&c->keys, &p, &r.key, err);
 	if (!rc)
 		rc = turn_of(c, f->stream, &r.turn, err);
 	return rc ? rc : add_rows(c, &r, err);
@@ -409,13 +381,12 @@ void capture_close(struct capture *c)
 		close(c->fd);
 	if (c->spool >= 0)
 		close(c->spool);
-	free(c->keys);
+	point_set_free(&c->keys);
 	free(c->rows);
 	free(c->tokens);
 	free(c->frames);
 	free(c->names);
 	free(c->streams);
-	map_free(&c->key_map);
 	map_free(&c->name_map);
 	map_free(&c->ordinals);
 	map_free(&c->turns);

@@ -50,15 +50,15 @@ struct capture {
 	int fd, spool;             /* spool: -1 until it is needed */
 	uint64_t spooled;
 	struct hello hello;
-	struct point *keys;
+	struct point_set keys;
 	struct cap_rows *rows;
 	struct cap_token *tokens;
 	struct cap_frame *frames;
 	struct cap_name *names;
 	uint64_t *streams;         /* by turn */
-	size_t key_count, key_cap, row_count, row_cap, token_count, token_cap, frame_count, frame_cap, name_count,
+	size_t row_count, row_cap, token_count, token_cap, frame_count, frame_cap, name_count,
 		name_cap, stream_count, stream_cap;
-	struct map key_map, name_map, ordinals, turns;
+	struct map name_map, ordinals, turns;
 	uint64_t order;
 };
 
@@ -79,7 +79,7 @@ void capture_turns(struct capture *c, const size_t *turn);
 
 /* Sorts rows by (rank of key, turn of the stream, position) and lets later rows replace earlier ones, so that all are
  * disjoint.
- * rank: [key_count]. */
+ * rank: [keys.n]. */
 int capture_settle(struct capture *c, const size_t *rank, struct ds_err *err);
 
 #endif

@@ -22,15 +22,15 @@ static size_t find_point(const struct diff *d, const struct point *p)
 /* The points of both captures in order, and where each capture's keys are among them. */
 static int unite_points(struct diff *d, struct ds_err *err)
 {
-	size_t n = d->c[0].key_count + d->c[1].key_count, kept = 0;
+	size_t n = d->c[0].keys.n + d->c[1].keys.n, kept = 0;
 
 	d->points = mem_calloc(n + 1, sizeof *d->points);
 	if (!d->points)
 		return err_nomem(err, n * sizeof *d->points, "points");
 	for (int s = 0; s < 2; s++)
-		for (size_t i = 0; i < d->c[s].key_count; i++) {
+		for (size_t i = 0; i < d->c[s].keys.n; i++) {
 			d->points[d->point_count].cos = 1.0;
-			d->points[d->point_count++].point = d->c[s].keys[i];
+			d->points[d->point_count++].point = d->c[s].keys.v[i];
 		}
 	qsort(d->points, n, sizeof *d->points, compare_named);
 	for (size_t i = 0; i < n; i++)
@@ -39,11 +39,11 @@ static int unite_points(struct diff *d, struct ds_err *err)
 	d->point_count = kept;
 	chosen_points(d);
 	for (int s = 0; s < 2; s++) {
-		d->rank[s] = mem_array(d->c[s].key_count + 1, sizeof *d->rank[s]);
+		d->rank[s] = mem_array(d->c[s].keys.n + 1, sizeof *d->rank[s]);
 		if (!d->rank[s])
-			return err_nomem(err, d->c[s].key_count * sizeof *d->rank[s], "points");
-		for (size_t i = 0; i < d->c[s].key_count; i++)
-			d->rank[s][i] = find_point(d, &d->c[s].keys[i]);
+			return err_nomem(err, d->c[s].keys.n * sizeof *d->rank[s], "points");
+		for (size_t i = 0; i < d->c[s].keys.n; i++)
+			d->rank[s][i] = find_point(d, &d->c[s].keys.v[i]);
 	}
 	return 0;
 }

@@ -33,12 +33,15 @@ struct diff_point {
 
 struct diff_request {
 	uint64_t stream, choice, tokens[2];
-	bool differs, over;                      /* tokens differ: from `index` on */
+	uint64_t first[2];                       /* index of the first on each side */
+	uint64_t same;                           /* tokens of both before a difference */
+	bool differs;                            /* tokens differ: from `index` on */
 	uint64_t index;
 	uint32_t id[2];
 	bool has[2];                             /* there is a token at index */
 	double logprob;                          /* largest difference before that */
-	uint64_t logprobs, over_logprobs;        /* compared; apart by more than allowed, or on one side only */
+	uint64_t logprobs, over_logprobs;        /* compared; apart by more than allowed */
+	uint64_t lone_logprobs[2];               /* of tokens that have one on that side only */
 	uint64_t other;                          /* tokens whose frames differ in other keys */
 	struct meta_difference first_other;
 };
@@ -83,6 +86,7 @@ int diff_rows(struct diff *d, struct ds_err *err);             /* the captures a
 int diff_tokens(struct diff *d, struct ds_err *err);
 int diff_frames(struct diff *d, struct ds_err *err);
 bool diff_point_bad(const struct diff *d, const struct diff_point *p);
+bool diff_request_met(const struct diff_request *r);           /* some token could be compared */
 bool diff_request_bad(const struct diff *d, const struct diff_request *r);
 bool diff_frame_bad(const struct diff *d, const struct diff_frame *f);
 bool diff_compared(const struct diff *d);                      /* anything at all */

@@ -47,6 +47,8 @@ static bool near_number(void *ctx, const char *path, double a, double b)
 
 	if (begins(path, "logprob") || begins(path, "top_logprobs") || begins(path, "tops"))
 		return near_logprob(d, a, b);
+	if (!isfinite(gap))
+		return false;
 	return (d->o.atol >= 0.0 && gap <= d->o.atol) || (d->o.tol >= 0.0 && gap <= d->o.tol * fabs(a));
 }
 
@@ -112,7 +114,8 @@ static int same_token(struct diff *d, struct diff_request *r, const struct cap_t
 		r->logprob = fmax(r->logprob, fabs(a->logprob - b->logprob));
 		r->over_logprobs += a->logprob != b->logprob && !near_logprob(d, a->logprob, b->logprob);
 	} else {
-		r->over_logprobs += a->has_logprob != b->has_logprob;
+		r->lone_logprobs[SIDE_A] += a->has_logprob;
+		r->lone_logprobs[SIDE_B] += b->has_logprob;
 	}
 	if (!a->more && !b->more)
 		return 0;
@@ -140,20 +143,29 @@ static int diff_answer(struct diff *d, const struct cap_token *t[2], const size_
 	struct diff_request *r = NULL;
 	const struct cap_token *any = n[0] ? t[0] : t[1];
 	int rc = add_request(d, &r, err);
-	size_t i = 0;
+	size_t i[2] = { 0, 0 };
 
 	if (rc)
 		return rc;
 	r->stream = any->stream;
 	r->choice = any->choice;
-	r->tokens[0] = n[0];
-	r->tokens[1] = n[1];
-	while (!rc && i < n[0] && i < n[1] && t[0][i].index == t[1][i].index && t[0][i].id == t[1][i].id) {
-		rc = same_token(d, r, &t[0][i], &t[1][i], err);
-		i++;
+	for (int s = 0; s < 2; s++) {
+		r->tokens[s] = n[s];
+		r->first[s] = n[s] ? t[s]->index : 0;
 	}
-	if (!rc && (i < n[0] || i < n[1]))
-		differs_at(r, i < n[0] ? &t[0][i] : NULL, i < n[1] ? &t[1][i] : NULL);
+	while (!rc && !r->differs && (i[0] < n[0] || i[1] < n[1])) {
+		const struct cap_token *a = i[0] < n[0] ? &t[0][i[0]] : NULL, *b = i[1] < n[1] ? &t[1][i[1]] : NULL;
+		bool lone[2] = { !b || (a && a->index < b->index), !a || (b && b->index < a->index) };
+
+		if ((lone[0] || lone[1]) ? !d->o.common : a->id != b->id) {
+			differs_at(r, a, b);
+		} else if (!lone[0] && !lone[1]) {
+			rc = same_token(d, r, a, b, err);
+			r->same++;
+		}
+		i[0] += !lone[1];
+		i[1] += !lone[0];
+	}
 	return rc;
 }
 

@@ -178,6 +178,10 @@ static void print_request(const struct diff *d, const struct diff_request *r, st
 	if (r->over_logprobs)
 		line(out, "* %s: %llu logprob%s, by %.3g at most", label, (unsigned long long)r->over_logprobs,
 			r->over_logprobs == 1 ? " differs" : "s differ", r->logprob);
+	for (int s = 0; s < 2; s++)
+		if (r->lone_logprobs[s])
+			line(out, "%c %s: %llu logprob%s only in %s", d->o.common ? ' ' : '*', label,
+				(unsigned long long)r->lone_logprobs[s], plural(r->lone_logprobs[s]), side_name(d, s));
 	if (r->other)
 		line(out, "* %s: %llu token%s in other keys, first '%s': %s, %s", label,
 			(unsigned long long)r->other, r->other == 1 ? " differs" : "s differ", r->first_other.path,
@@ -193,11 +197,10 @@ static void print_requests(const struct diff *d, struct buf *out)
 	for (size_t i = 0; i < d->request_count; i++) {
 		const struct diff_request *r = &d->requests[i];
 
-		if (!r->tokens[0] || !r->tokens[1] || r->differs || r->over_logprobs || r->other)
-			print_request(d, r, out);
-		tokens += r->differs ? r->index : r->tokens[0] < r->tokens[1] ? r->tokens[0] : r->tokens[1];
+		print_request(d, r, out);
+		tokens += r->same;
 		logprobs += r->logprobs;
-		answers += r->tokens[0] && r->tokens[1];
+		answers += diff_request_met(r);
 		apart_by = fmax(apart_by, r->logprob);
 	}
 	if (answers)
@@ -316,6 +319,7 @@ static void put_request(struct jw *w, const struct diff *d, const struct diff_re
 	}
 	jw_put_uint(w, "logprobs", r->logprobs);
 	jw_put_uint(w, "logprobs_over", r->over_logprobs);
+	put_pair(w, "logprobs_only", r->lone_logprobs);
 	jw_put_real(w, "max_logprob", r->logprob);
 	jw_put_uint(w, "other_keys", r->other);
 	jw_obj_end(w);

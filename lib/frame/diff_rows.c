@@ -115,7 +115,7 @@ static void note_row(const struct diff *d, struct diff_point *p, const struct ca
 	p->over += !row_allowed(d, p, r);
 	p->abs = fmax(p->abs, r->abs);
 	p->rel = fmax(p->rel, r->rel);
-	if (!(r->cos >= p->cos))
+	if (isnan(r->cos) || r->cos < p->cos) /* once one row has none, there is no least of all */
 		p->cos = r->cos;
 }
 

@@ -9,11 +9,17 @@ bool diff_point_bad(const struct diff *d, const struct diff_point *p)
 	return p->over || (!d->o.common && (p->only[0] || p->only[1]));
 }
 
+bool diff_request_met(const struct diff_request *r)
+{
+	return r->tokens[0] && r->tokens[1] && (r->same || r->differs);
+}
+
 bool diff_request_bad(const struct diff *d, const struct diff_request *r)
 {
 	if (!r->tokens[0] || !r->tokens[1])
 		return !d->o.common;
-	return r->differs || r->over_logprobs || r->other;
+	return r->differs || r->over_logprobs || r->other ||
+		(!d->o.common && (r->lone_logprobs[0] || r->lone_logprobs[1]));
 }
 
 bool diff_frame_bad(const struct diff *d, const struct diff_frame *f)
@@ -27,7 +33,7 @@ bool diff_compared(const struct diff *d)
 		if (d->points[i].rows)
 			return true;
 	for (size_t i = 0; i < d->request_count; i++)
-		if (d->requests[i].tokens[0] && d->requests[i].tokens[1])
+		if (diff_request_met(&d->requests[i]))
 			return true;
 	return d->frames_compared > 0;
 }
@@ -75,12 +81,17 @@ static void unmatched_rows(const struct diff *d, size_t point, struct unmatched 
 
 static void unmatched_tokens(const struct diff *d, struct unmatched *u)
 {
-	for (size_t i = 0; i < d->request_count; i++)
+	for (size_t i = 0; i < d->request_count && !u->positions; i++) {
+		const struct diff_request *r = &d->requests[i];
+
+		u->positions = r->tokens[0] && r->tokens[1];
 		for (int s = 0; s < 2; s++)
-			if (d->requests[i].tokens[s] && !u->has[s]) {
+			if (r->tokens[s] && (!u->has[s] || u->positions)) {
 				u->has[s] = true;
-				u->stream[s] = d->requests[i].stream;
+				u->stream[s] = r->stream;
+				u->first[s] = r->first[s];
 			}
+	}
 	snprintf(u->what, sizeof u->what, "answers");
 }
 
@@ -123,8 +134,8 @@ static void holding(const struct diff *d, int side, char *text, size_t cap)
 		snprintf(text, cap, "answers");
 	} else if (c->frame_count) {
 		snprintf(text, cap, "%s frames", frame_type_name(c->frames[0].type));
-	} else if (c->key_count) {
-		point_format(&c->keys[0], name);
+	} else if (c->keys.n) {
+		point_format(&c->keys.v[0], name);
 		snprintf(text, cap, "tensors such as %s", name);
 	} else {
 		snprintf(text, cap, "nothing");

@@ -2,7 +2,9 @@
 
 #include <fnmatch.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "base/mem.h"
 #include "base/opt.h"
@@ -89,6 +91,40 @@ int point_compare(const struct point *a, const struct point *b)
 	if (ka != kb)
 		return ka < kb ? -1 : 1;
 	return strcmp(a->name, b->name);
+}
+
+int point_set_add(struct point_set *s, const struct point *p, size_t *i, struct ds_err *err)
+{
+	uint64_t hash = XXH3_64bits_withSeed(p->name, strlen(p->name), p->layered ? p->layer + 1 : 0);
+	struct point *v;
+
+	for (;; hash++) {
+		bool fresh;
+		size_t *at = map_at(&s->map, hash, &fresh);
+
+		if (!at)
+			return err_nomem(err, s->n, "points");
+		if (fresh) {
+			v = mem_more(s->v, &s->cap, s->n, sizeof *v);
+			if (!v)
+				return err_nomem(err, s->n * sizeof *v, "points");
+			s->v = v;
+			v[s->n] = *p;
+			*i = *at = s->n++;
+			return 0;
+		}
+		*i = *at;
+		v = &s->v[*at];
+		if (*at < s->n && strcmp(v->name, p->name) == 0 && v->layered == p->layered && v->layer == p->layer)
+			return 0;
+	}
+}
+
+void point_set_free(struct point_set *s)
+{
+	free(s->v);
+	map_free(&s->map);
+	memset(s, 0, sizeof *s);
 }
 
 bool pattern_at(const char *patterns, size_t i, const char **text, size_t *n)

@@ -8,6 +8,7 @@
 #ifndef DS_FRAME_POINT_H
 #define DS_FRAME_POINT_H
 
+#include "base/map.h"
 #include "frame/frame.h"
 
 enum {
@@ -34,6 +35,10 @@ void point_format(const struct point *p, char dst[POINT_NAME_MAX + 32]);
 bool point_parse(const char *text, size_t n, struct point *p);
 /* In the order of a step: of no layer and before them, by layer, after them; unknown ones by name behind known ones. */
 int point_compare(const struct point *a, const struct point *b);
+/* Each point once, in the order in which they came; i: where p is among them.  DS_OS. */
+struct point_set { struct point *v; size_t n, cap; struct map map; };
+int point_set_add(struct point_set *s, const struct point *p, size_t *i, struct ds_err *err);
+void point_set_free(struct point_set *s);
 /* One of a list of shell patterns, separated by commas, matches the name; `layer.3.router` stands for its three. */
 bool point_matches(const char *patterns, const struct point *p);
 /* Whether the i-th pattern of the list is there; its text and length. */

@@ -12,7 +12,7 @@
 
 struct by_type { uint64_t frames, bytes, tensors, tensor_bytes; };
 
-struct by_point { struct point point; uint64_t frames, rows, bytes; };
+struct by_point { const struct point *point; uint64_t frames, rows, bytes; };
 
 struct by_request {
 	uint64_t stream, prompt, tokens;
@@ -23,9 +23,10 @@ struct by_request {
 
 struct stat_table {
 	struct by_type types[FRAME_TYPE_COUNT];
-	struct by_point *points;
+	struct point_set names;
+	struct by_point *points;       /* of each name */
 	struct by_request *requests;
-	size_t point_count, point_cap, request_count, request_cap;
+	size_t point_cap, request_count, request_cap;
 	struct map streams;            /* stream -> request */
 	uint64_t bytes;
 };
@@ -108,22 +109,20 @@ static int count_point(struct stat_table *t, const struct frame *f, struct ds_er
 {
 	struct point_frame p;
 	struct by_point *b;
-	size_t i = 0;
+	size_t i, known = t->names.n;
 	int rc = point_frame_get(f, &p, err);
 
+	p.point.layer = 0;
+	if (!rc)
+		rc = point_set_add(&t->names, &p.point, &i, err);
 	if (rc)
 		return rc;
-	p.point.layer = 0;
-	while (i < t->point_count && point_compare(&t->points[i].point, &p.point) != 0)
-		i++;
-	if (i == t->point_count) {
-		if (i == 1000)
-			return 0; /* names without number are somebody's joke */
-		b = mem_more(t->points, &t->point_cap, i, sizeof *b);
+	if (t->names.n > known) {
+		b = mem_more(t->points, &t->point_cap, known, sizeof *b);
 		if (!b)
-			return err_nomem(err, i * sizeof *b, "points");
+			return err_nomem(err, known * sizeof *b, "points");
 		t->points = b;
-		t->points[t->point_count++] = (struct by_point){ .point = p.point };
+		b[i] = (struct by_point){ .frames = 0 };
 	}
 	b = &t->points[i];
 	b->frames++;
@@ -172,12 +171,20 @@ static double token_ms(const struct by_request *r)
 
 static int compare_points(const void *a, const void *b)
 {
-	return point_compare(&((const struct by_point *)a)->point, &((const struct by_point *)b)->point);
+	return point_compare(((const struct by_point *)a)->point, ((const struct by_point *)b)->point);
+}
+
+static void sort_points(struct stat_table *t)
+{
+	for (size_t i = 0; i < t->names.n; i++)
+		t->points[i].point = &t->names.v[i];
+	if (t->names.n)
+		qsort(t->points, t->names.n, sizeof *t->points, compare_points);
 }
 
 static void point_label(const struct by_point *p, char label[POINT_NAME_MAX + 32])
 {
-	snprintf(label, POINT_NAME_MAX + 32, "%s%s", p->point.layered ? "layer.*." : "", p->point.name);
+	snprintf(label, POINT_NAME_MAX + 32, "%s%s", p->point->layered ? "layer.*." : "", p->point->name);
 }
 
 /* ---- as text ---- */
@@ -223,9 +230,9 @@ static void print_text(const struct stat_table *t, struct buf *b)
 				(unsigned long long)t->types[i].frames, (unsigned long long)t->types[i].bytes,
 				(unsigned long long)t->types[i].tensors,
 				(unsigned long long)t->types[i].tensor_bytes);
-	if (t->point_count)
+	if (t->names.n)
 		buf_printf(b, "\n%-24s %10s %14s %10s\n", "point", "frames", "bytes", "rows");
-	for (size_t i = 0; i < t->point_count; i++) {
+	for (size_t i = 0; i < t->names.n; i++) {
 		const struct by_point *p = &t->points[i];
 		char label[POINT_NAME_MAX + 32];
 
@@ -288,7 +295,7 @@ static void print_json(const struct stat_table *t, struct buf *b)
 	jw_obj_end(&w);
 	jw_key(&w, "points");
 	jw_arr(&w);
-	for (size_t i = 0; i < t->point_count; i++) {
+	for (size_t i = 0; i < t->names.n; i++) {
 		char label[POINT_NAME_MAX + 32];
 
 		point_label(&t->points[i], label);
@@ -321,8 +328,7 @@ int tool_stat(const struct tool_options *o, const char *path, struct ds_err *err
 	rc = input_frames(&in, o->max_frame, true, stat_frame, &t, &t.bytes, err);
 	input_close(&in);
 	if (!rc) {
-		if (t.point_count)
-			qsort(t.points, t.point_count, sizeof *t.points, compare_points);
+		sort_points(&t);
 		(o->json ? print_json : print_text)(&t, &b);
 		if (b.nomem)
 			rc = err_nomem(err, b.len, "a table");
@@ -331,6 +337,7 @@ int tool_stat(const struct tool_options *o, const char *path, struct ds_err *err
 	}
 	buf_free(&b);
 	map_free(&t.streams);
+	point_set_free(&t.names);
 	free(t.points);
 	free(t.requests);
 	return rc;

@@ -238,6 +238,11 @@ int st_parse(const char *header, size_t n, uint64_t data_bytes, const char *name
 	return 0;
 }
 
+uint32_t st_place_class(uint64_t bytes, uint32_t elem)
+{
+	return bytes % ST_PLACE_FIRST ? elem : ST_PLACE_FIRST;
+}
+
 static int map_file(struct st_file *f, int fd, struct ds_err *err)
 {
 	struct stat st;

@@ -41,6 +41,11 @@ struct st_file {
 int st_parse(const char *header, size_t n, uint64_t data_bytes, const char *name, struct st_tensor **tensors,
 	size_t *count, struct ds_err *err);
 
+/* Where to put a tensor in a file that is to be written, as the format has no holes: all of class 64 first, which fill
+ * cache lines, so that each begins with one, then 32 and so on to 1, wider types before narrower ones. */
+enum { ST_PLACE_FIRST = 64 };
+uint32_t st_place_class(uint64_t bytes, uint32_t elem);
+
 /* Maps and parses; DS_NOINPUT, DS_DATA, DS_OS.  On failure f holds nothing. */
 int st_open(struct st_file *f, const char *path, struct ds_err *err);
 /* DS_DATA where the file was written to since; accept: only where its size is another (base/mapped.h). */

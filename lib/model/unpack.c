@@ -94,8 +94,9 @@ struct unpack {
 	struct slice_out out;
 	const struct unpack_options *u;
 	struct st_file file;
+	const struct st_tensor **by_name;
 	struct point_rows *segs;
-	size_t seg_cap, written;
+	size_t seg_cap, written, empty;
 };
 
 static int bad(const struct unpack *u, const struct st_tensor *t, const char *why, struct ds_err *err)
@@ -144,21 +145,42 @@ static const char *flatten(const struct st_tensor *t, uint64_t *rows, uint64_t *
 	for (uint32_t i = first + 1; i < t->rank; i++)
 		if (__builtin_mul_overflow(*cols, t->shape[i], cols))
 			return "its shape overflows";
-	return *rows && *cols ? NULL : "it is empty";
+	return NULL;
+}
+
+static int compare_tensors(const void *a, const void *b)
+{
+	const struct st_tensor *x = *(const struct st_tensor *const *)a, *y = *(const struct st_tensor *const *)b;
+	int order = memcmp(x->name, y->name, x->name_len < y->name_len ? x->name_len : y->name_len);
+
+	return order ? order : x->name_len < y->name_len ? -1 : x->name_len > y->name_len;
+}
+
+static int sort_names(struct unpack *u, struct ds_err *err)
+{
+	size_t n = u->file.count;
+
+	u->by_name = mem_array(n + 1, sizeof *u->by_name);
+	if (!u->by_name)
+		return err_nomem(err, n * sizeof *u->by_name, "tensors");
+	for (size_t i = 0; i < n; i++)
+		u->by_name[i] = &u->file.tensors[i];
+	qsort(u->by_name, n, sizeof *u->by_name, compare_tensors);
+	for (size_t i = 1; i < n; i++)
+		if (compare_tensors(&u->by_name[i - 1], &u->by_name[i]) == 0)
+			return bad(u, u->by_name[i], "it is there twice", err);
+	return 0;
 }
 
 static const struct st_tensor *find_positions(const struct unpack *u, const struct st_tensor *t)
 {
-	static const char suffix[] = ".positions";
+	char name[ST_MAX_NAME + 16];
+	struct st_tensor key = { .name = name }, *want = &key;
+	const struct st_tensor **at;
 
-	for (size_t i = 0; i < u->file.count; i++) {
-		const struct st_tensor *p = &u->file.tensors[i];
-
-		if (p->name_len == t->name_len + sizeof suffix - 1 && memcmp(p->name, t->name, t->name_len) == 0 &&
-			memcmp(p->name + t->name_len, suffix, sizeof suffix - 1) == 0)
-			return p;
-	}
-	return NULL;
+	key.name_len = (uint32_t)snprintf(name, sizeof name, "%.*s.positions", (int)t->name_len, t->name);
+	at = bsearch(&want, u->by_name, u->file.count, sizeof *u->by_name, compare_tensors);
+	return at ? *at : NULL;
 }
 
 static bool ends_with(const char *s, size_t n, const char *end)
@@ -225,9 +247,14 @@ static int unpack_one(struct unpack *u, const struct st_tensor *t, struct ds_err
 	owner = owner_of(u, name, &text);
 	if (!point_parse(text, strlen(text), &point))
 		return bad(u, t, "its name is too long for a point's, or empty; --map gives it another", err);
-	why = t->type == DT_NONE ? "frames have no such type" : flatten(t, &rows, &cols);
+	why = t->type == DT_NONE ? "frames have no such type; give a --map for each that is wanted"
+		: flatten(t, &rows, &cols);
 	if (why)
 		return bad(u, t, why, err);
+	if (!rows || !cols) { /* what an expert without tokens gets */
+		u->empty++;
+		return 0;
+	}
 	rc = list_rows(u, t, &owner, rows, &d.seg_count, err);
 	if (rc)
 		return rc;
@@ -258,9 +285,11 @@ static int unpack_all(struct unpack *u, struct ds_err *err)
 		rc = st_check(&u->file, false, err);
 	if (!rc && !u->written)
 		rc = err_set(err, DS_DATA, "'%s': %s", u->file.path,
+			u->empty ? "all of its tensors that are wanted are empty" :
 			u->u->maps->n ? "no tensor's name matches a --map" : "it holds no tensors");
 	if (!rc)
-		log_msg(LOG_INFO, "%zu of %zu tensors of '%s'", u->written, u->file.count, u->file.path);
+		log_msg(LOG_INFO, "%zu of %zu tensors of '%s'; %zu empty", u->written, u->file.count, u->file.path,
+			u->empty);
 	return rc;
 }
 
@@ -275,10 +304,13 @@ int tool_unpack(const struct tool_options *o, const struct unpack_options *how, 
 		rc = st_open(&u.file, path, err);
 	if (rc)
 		return rc;
-	rc = slice_open(&u.out, o, err);
+	rc = sort_names(&u, err);
+	if (!rc)
+		rc = slice_open(&u.out, o, err);
 	if (!rc)
 		rc = slice_close(&u.out, unpack_all(&u, err), err);
 	st_close(&u.file);
+	free(u.by_name);
 	free(u.segs);
 	return rc;
 }

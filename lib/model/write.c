@@ -53,23 +53,16 @@ int writer_add(struct writer *w, const struct out_tensor *t, struct ds_err *err)
 	return 0;
 }
 
-/* The format has no holes: what fills cache lines comes first, so that each of those begins with one; then wider types
- * before narrower ones. */
-static uint32_t place_class(const struct out_tensor *t)
-{
-	return t->bytes % CACHE_LINE ? t->esize : CACHE_LINE;
-}
-
 /* Places of the tensors [first, end) within their file. */
 static void place(struct writer *w, size_t first, size_t end)
 {
 	uint64_t at = 0;
 
-	for (uint32_t size = CACHE_LINE; size; size /= 2)
+	for (uint32_t size = ST_PLACE_FIRST; size; size /= 2)
 		for (size_t i = first; i < end; i++) {
 			struct out_tensor *t = &w->tensors[i];
 
-			if (place_class(t) != size)
+			if (st_place_class(t->bytes, t->esize) != size)
 				continue;
 			t->offset = at;
 			at += t->bytes;
@@ -373,7 +366,7 @@ int writer_begin(struct writer *w, struct ds_err *err)
 		return err_nomem(err, strlen(w->out), "a path");
 	for (size_t n = strlen(w->dir); n > 1 && w->dir[n - 1] == '/'; n--)
 		w->dir[n - 1] = '\0';
-	rc = check_old(w, err);
+	rc = *w->dir ? check_old(w, err) : err_set(err, DS_USAGE, "cannot make '': the name is empty");
 	if (rc)
 		return rc;
 	if (asprintf(&w->tmp, "%s.tmp-XXXXXX", w->dir) < 0) {

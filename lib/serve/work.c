@@ -31,19 +31,29 @@ static int parse_arith(const char *s, enum arith *a, struct ds_err *err)
 	return 0;
 }
 
-/* Two outputs of one name: the later would replace the earlier, or not get its place after all the work. */
-static int check_outputs(const struct work_options *o, const struct stage_options *io, struct ds_err *err)
+/* By whatever names; a device takes several. */
+static bool same_file(const char *a, const char *b)
 {
-	const char *names[] = { io->output, o->dump_to, o->trace };
-	static const char *const options[] = { "--output", "--dump-to", "--trace" };
-	struct stat sb;
+	struct stat sa, sb;
+	bool known = stat(a, &sa) == 0;
+
+	if (strcmp(a, "-") == 0 || strcmp(b, "-") == 0 || (stat(b, &sb) == 0) != known)
+		return false;
+	return known ? S_ISREG(sa.st_mode) && sa.st_dev == sb.st_dev && sa.st_ino == sb.st_ino : strcmp(a, b) == 0;
+}
+
+/* Two outputs of one name: the later would replace the earlier, or not get its place after all the work.  A trace or a
+ * dump in the place of the input would be the end of that; only an answer may take it, when it is complete (-f). */
+static int check_files(const struct work_options *o, const struct stage_options *io, struct ds_err *err)
+{
+	const char *names[] = { io->input, io->output, o->dump_to, o->trace };
+	static const char *const options[] = { "--input", "--output", "--dump-to", "--trace" };
 
 	if (o->trace && strcmp(o->trace, "-") == 0)
 		return err_set(err, DS_USAGE, "--trace: '-' is no file; a trace does not go to standard output");
-	for (size_t i = 0; i < ARRAY_LEN(names); i++)
+	for (size_t i = 2; i < ARRAY_LEN(names); i++)
 		for (size_t k = 0; k < i; k++)
-			if (names[i] && names[k] && strcmp(names[i], names[k]) == 0 && strcmp(names[i], "-") != 0 &&
-			    (stat(names[i], &sb) || S_ISREG(sb.st_mode))) /* a device takes both */
+			if (names[i] && names[k] && same_file(names[i], names[k]))
 				return err_set(err, DS_USAGE, "%s: '%s' is the file of %s; name two", options[i],
 					names[i], options[k]);
 	return 0;
@@ -70,7 +80,7 @@ int work_open(struct work *w, const struct work_options *o, const struct stage_o
 	if (!o->model)
 		return err_set(err, DS_USAGE, "no model given; use -m DIR");
 	c.threads = o->threads ? (int)o->threads : cpus_allowed();
-	if ((rc = parse_arith(o->arith, &c.arith, err)) || (rc = check_outputs(o, io, err)))
+	if ((rc = parse_arith(o->arith, &c.arith, err)) || (rc = check_files(o, io, err)))
 		return rc;
 	w->max_rows = o->max_rows;
 	w->max_segs = o->max_segs;

@@ -1,5 +1,6 @@
 # ds-decode with requests of several choices, cancels, clients that do not read, little memory, the context's end and odd options.
 load helper
+load talk
 
 DSF=$DS_ROOT/tests/bats/dsf.py
 ANSWERS=$DS_ROOT/tests/bats/answers.py
@@ -8,7 +9,6 @@ if [ -n "$DS_SANITIZE" ]; then
 else
 	ENDS='4000 4031 4032 4090 4094 4095 4096' BORDERS='1 2 63 64 65 127 128 129 192'
 fi
-BLOCK=61440 # bytes of KV of 64 tokens of the example model
 
 setup() {
 	cd "$BATS_TEST_TMPDIR" || return 1
@@ -16,28 +16,6 @@ setup() {
 
 teardown() {
 	end_background
-}
-
-# talk CODE: Python with talk.py's Talk, prompt(n, seed) and a service at d.sock.
-talk() {
-	limited "$PYTHON" - "$DS_ROOT/tests/bats" <<-END
-		import sys
-		sys.path.insert(0, sys.argv[1])
-		import time
-		from talk import Talk, prompt
-		$1
-	END
-}
-
-serve() {
-	background ds-decode -m "$DS_MODEL" -l unix:d.sock "$@"
-	SERVICE=$BG
-	wait_socket d.sock
-}
-
-stop() {
-	kill -TERM "$SERVICE"
-	wait "$SERVICE"
 }
 
 # requests: JSON lines of {id, len, max, ...} as a stream; prompts are made of len, ids are given or not.
@@ -161,8 +139,7 @@ assert answers["fits"][0] == 6 and answers["fits"][1]["usage"]["completion"] == 
 @test "a client that does not read its answers keeps no KV memory from others" {
 	not_sanitized 'it takes long until its queue is full'
 	serve --kv-memory $((12 * BLOCK)) --peer-timeout 59s
-	pid=$(pgrep -P "$SERVICE" ds-decode)
-	talk "pid = $pid"'
+	talk "pid = $PID"'
 deaf = Talk("d.sock")
 deaf.ask("deaf", prompt(60), 600, n=128, sampling={"temperature": 1.0, "seed": 1, "top_logprobs": 20})
 def cpu():

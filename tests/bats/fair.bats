@@ -1,7 +1,6 @@
 # ds-decode between clients: a request of many choices, long ones and long prompts hold nobody else up for their length.
 load helper
-
-BLOCK=61440 # bytes of KV of 64 tokens of the example model
+load talk
 
 setup() {
 	cd "$BATS_TEST_TMPDIR" || return 1
@@ -9,41 +8,6 @@ setup() {
 
 teardown() {
 	end_background
-}
-
-# talk CODE: Python with talk.py's Talk, prompt(n, seed) and a service at d.sock.
-talk() {
-	limited "$PYTHON" - "$DS_ROOT/tests/bats" <<-END
-		import sys
-		sys.path.insert(0, sys.argv[1])
-		import time
-		from talk import Talk, prompt
-		import dsf
-		def count(t, until):
-		    """Tokens of a connection's answers so far by request and choice, until a request is done."""
-		    seen = {}
-		    for kind, stream, meta in t.frames():
-		        if kind == 5:
-		            key = (stream, meta.get("choice", 0))
-		            seen[key] = seen.get(key, 0) + 1
-		        assert kind != 7, meta
-		        if kind == 6 and meta["id"] == until:
-		            return seen
-		    raise EOFError(until)
-		$1
-	END
-}
-
-serve() {
-	rm -f d.sock
-	background ds-decode -m "$DS_MODEL" -l unix:d.sock "$@"
-	SERVICE=$BG
-	wait_socket d.sock
-}
-
-stop() {
-	kill -TERM "$SERVICE"
-	wait "$SERVICE"
 }
 
 # The big request's connection is read by the same client afterwards: what it was sent meanwhile waits in the socket.

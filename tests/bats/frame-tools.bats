@@ -656,7 +656,10 @@ print(json.dumps({"id": sys.argv[2], "ids": json.load(open(sys.argv[1]))["prompt
 	run -0 limited sh "$DS_ROOT/examples/find-broken-layer.sh"
 	assert_line 'the first tensor that differs is layer.1.attn_out'
 	assert_line --regexp '^first difference: layer.1.attn_out, [0-9]+ of [0-9]+ rows$'
-	[ "$(grep -c '^\$ ' <<<"$output")" -eq 5 ]
+	# The README shows the same five commands.
+	sed -n '/with five commands:/,/ds-frame dump/s/^    //p' "$DS_ROOT/README.md" | sed 's/  *#.*//' >"$T/readme"
+	sed -n 's/^\$ //p' <<<"$output" | diff - "$T/readme"
+	[ "$(wc -l <"$T/readme")" -eq 5 ]
 	run -0 limited sh "$DS_ROOT/examples/find-broken-layer.sh" "$DS_MODEL" model.layers.2.self_attn.kv_a_proj_with_mqa.weight_scale_inv
 	assert_line 'the first tensor that differs is layer.2.kv'
 	run -0 limited sh "$DS_ROOT/examples/find-broken-layer.sh" "$DS_MODEL" model.layers.0.mlp.down_proj.weight_scale_inv

@@ -1,11 +1,11 @@
 # KV that arrives while there is no room: its senders wait, memory stays within limits, nothing stands still, and all answers are those of
 # each request alone.
 load helper
+load talk
 
 DSF=$DS_ROOT/tests/bats/dsf.py
 ANSWERS=$DS_ROOT/tests/bats/answers.py
 CLIENTS=$DS_ROOT/tests/bats/kv_clients.py
-BLOCK=61440 # bytes of KV of 64 tokens of the example model
 MANY=30
 export LIMIT=120
 
@@ -30,18 +30,6 @@ setup() {
 
 teardown() {
 	end_background
-}
-
-serve() {
-	background ds-decode -m "$DS_MODEL" -l unix:d.sock "$@"
-	SERVICE=$BG
-	wait_socket d.sock
-	PID=$(pgrep -P "$SERVICE" ds-decode)
-}
-
-stop() {
-	kill -TERM "$SERVICE"
-	wait "$SERVICE"
 }
 
 clients() {

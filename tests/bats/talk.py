@@ -57,3 +57,16 @@ class Talk:
             elif s == stream and kind in (6, 7):
                 return tokens, meta
         raise EOFError(name)
+
+
+def count(t, until):
+    """Tokens of a connection's answers so far by request and choice, until a request is done."""
+    seen = {}
+    for kind, stream, meta in t.frames():
+        if kind == 5:
+            key = (stream, meta.get("choice", 0))
+            seen[key] = seen.get(key, 0) + 1
+        assert kind != 7, meta
+        if kind == 6 and meta["id"] == until:
+            return seen
+    raise EOFError(until)
