@@ -8,9 +8,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/looking.h"
+
 enum { MOST = 8 };
 
-static const char *volatile paths[MOST];
+static _Atomic(const char *) paths[MOST];
+static _Atomic int looking;
 
 void leftover_add(const char *path)
 {
@@ -26,6 +29,7 @@ void leftover_done(const char *path)
 	for (int i = 0; i < MOST; i++)
 		if (paths[i] == path)
 			paths[i] = NULL;
+	looking_wait(&looking);
 }
 
 /* opendir takes memory, which a signal handler may not.  Names come while others go: until there is nothing more. */
@@ -66,10 +70,12 @@ int leftover_delete(const char *path)
 
 void leftover_remove(void)
 {
+	looking_begin(&looking);
 	for (int i = 0; i < MOST; i++) {
 		const char *path = paths[i];
 
 		if (path)
 			leftover_delete(path);
 	}
+	looking_end(&looking);
 }

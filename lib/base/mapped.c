@@ -10,6 +10,7 @@
 
 #include "base/leftover.h"
 #include "base/log.h"
+#include "base/looking.h"
 #include "base/mem.h"
 
 struct mapped {
@@ -22,6 +23,7 @@ struct mapped {
 
 /* Read by the handler, without the lock. */
 static _Atomic(struct mapped *) first;
+static _Atomic int looking;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sigaction before;
 static atomic_flag ending = ATOMIC_FLAG_INIT;
@@ -61,12 +63,15 @@ static bool was_cut(const struct mapped *m)
 
 static void on_bus(int sig, siginfo_t *info, void *context)
 {
-	/* a code of 0 or less: somebody sent it */
-	struct mapped *m = info->si_code > 0 ? find((uintptr_t)info->si_addr, 1) : NULL;
+	struct mapped *m;
 	bool cut;
 
 	(void)context;
+	looking_begin(&looking);
+	/* a code of 0 or less: somebody sent it */
+	m = info->si_code > 0 ? find((uintptr_t)info->si_addr, 1) : NULL;
 	if (!m) {
+		looking_end(&looking);
 		sigaction(sig, &before, NULL);
 		if (info->si_code <= 0)
 			raise(sig);
@@ -135,6 +140,7 @@ void mapped_remove(struct mapped *m)
 		at = &atomic_load(at)->next;
 	atomic_store(at, atomic_load(&m->next));
 	pthread_mutex_unlock(&lock);
+	looking_wait(&looking);
 	release(m);
 }
 

@@ -65,6 +65,10 @@ int engine_kv_pool(const struct engine *e, uint64_t bytes, struct kv_pool **p, s
 /* One step; count <= max_segs, the sum of rows <= max_rows (else DS_BUG).  DS_OS: no memory, nothing was done. */
 int engine_step(struct engine *e, struct segment *segs, size_t count, struct ds_err *err);
 
+/* DS_DATA where the model's files were written to before this call: what steps computed may be of a mixture.  A step
+ * looks by itself now and then, since looking takes time; who makes an answer final looks here. */
+int engine_check(struct engine *e, struct ds_err *err);
+
 /*
  * One step of the MTP layer (DeepSeek-V3, 2.2): h' = eh_proj([enorm(embed(token)); hnorm(h)]), one decoder layer with
  * its own cache, shared_head.norm, head.  Entry i of its cache is made of h at position i (the main model's hidden

@@ -17,6 +17,7 @@ struct engine {
 	void *tap_ctx;
 	uint64_t step;          /* steps done */
 	int64_t check_ns;       /* when the model's files are looked at again */
+	bool unchecked;         /* they were not since something was computed */
 
 	/* working memory of a step, R = max_rows, S = R * top_k; all of it in one reserved mapping, touched as used */
 	unsigned char *memory;

@@ -59,6 +59,7 @@ int engine_mtp(struct engine *e, struct segment *segs, size_t count, struct ds_e
 		engine_head(e, &p->norm, &p->head, &b);
 	}
 	profile_step_end(e->profile);
+	e->unchecked = true;
 	for (size_t i = 0; i < count; i++)
 		segs[i].kv->mtp += segs[i].rows;
 	return 0;

@@ -286,7 +286,6 @@ static int open_shards(struct checkpoint *c, const char *dir, struct ds_err *err
 
 int ckpt_open(struct checkpoint *c, const char *dir, struct ds_err *err)
 {
-	struct ds_err why;
 	int rc;
 
 	memset(c, 0, sizeof *c);
@@ -299,10 +298,9 @@ int ckpt_open(struct checkpoint *c, const char *dir, struct ds_err *err)
 			index_name);
 	if (!rc)
 		return 0;
-	if (ckpt_check(c, false, &why))
-		*err = why; /* the cause of whatever was found */
+	rc = ckpt_result(c, rc, err);
 	ckpt_close(c);
-	return err->code;
+	return rc;
 }
 
 int ckpt_check(const struct checkpoint *c, bool accept, struct ds_err *err)
@@ -311,6 +309,13 @@ int ckpt_check(const struct checkpoint *c, bool accept, struct ds_err *err)
 
 	for (size_t i = 0; i < c->file_count && !rc; i++)
 		rc = st_check(&c->files[i], accept, err);
+	return rc;
+}
+
+int ckpt_result(const struct checkpoint *c, int rc, struct ds_err *err)
+{
+	for (size_t i = 0; i < c->file_count; i++)
+		rc = st_result(&c->files[i], rc, err);
 	return rc;
 }
 

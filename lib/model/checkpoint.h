@@ -27,6 +27,8 @@ struct checkpoint {
 int ckpt_open(struct checkpoint *c, const char *dir, struct ds_err *err);
 /* st_check of every file. */
 int ckpt_check(const struct checkpoint *c, bool accept, struct ds_err *err);
+/* st_result of them. */
+int ckpt_result(const struct checkpoint *c, int rc, struct ds_err *err);
 void ckpt_close(struct checkpoint *c);
 
 /* NULL where the checkpoint has none of that name. */

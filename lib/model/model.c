@@ -282,8 +282,7 @@ int model_open(struct model **out, const char *dir, struct ds_err *err)
 	struct config config;
 	struct checkpoint *files;
 	struct model *m = NULL;
-	struct ds_err why;
-	int rc = config_load(dir, &config, err), changed;
+	int rc = config_load(dir, &config, err);
 
 	*out = NULL;
 	if (rc)
@@ -305,13 +304,10 @@ int model_open(struct model **out, const char *dir, struct ds_err *err)
 	advise(m, false);
 	rc = bind_all(m, err);
 	advise(m, true);
-	/* Whatever else was found: names and values may be of two versions. */
-	changed = ckpt_check(m->files, false, &why);
-	if (changed)
-		*err = why;
-	if (rc || changed) {
+	rc = ckpt_result(m->files, rc, err); /* names and values may be of two versions */
+	if (rc) {
 		model_close(m);
-		return err->code;
+		return rc;
 	}
 	*out = m;
 	return 0;

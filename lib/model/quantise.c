@@ -331,8 +331,7 @@ static int write_all(struct job *j)
 		rc = copy_others(j);
 	if (!rc)
 		rc = write_shards(j);
-	if (!rc)
-		rc = ckpt_check(j->m->files, false, j->err);
+	rc = ckpt_result(j->m->files, rc, j->err);
 	return rc ? rc : writer_finish(&j->w, j->err);
 }
 

@@ -286,7 +286,6 @@ static int parse_file(struct st_file *f, struct ds_err *err)
 
 int st_open(struct st_file *f, const char *path, struct ds_err *err)
 {
-	struct ds_err why;
 	int fd, rc;
 
 	memset(f, 0, sizeof *f);
@@ -304,15 +303,24 @@ int st_open(struct st_file *f, const char *path, struct ds_err *err)
 		rc = parse_file(f, err);
 	if (!rc)
 		return 0;
-	if (f->known && st_check(f, false, &why))
-		*err = why; /* the cause of whatever was found */
+	rc = st_result(f, rc, err);
 	st_close(f);
-	return err->code;
+	return rc;
 }
 
 int st_check(const struct st_file *f, bool accept, struct ds_err *err)
 {
 	return mapped_check(f->known, accept, err);
+}
+
+int st_result(const struct st_file *f, int rc, struct ds_err *err)
+{
+	struct ds_err why;
+
+	if ((rc && rc != DS_DATA) || !f->known || !st_check(f, false, &why))
+		return rc;
+	*err = why;
+	return err->code;
 }
 
 void st_close(struct st_file *f)

@@ -50,6 +50,9 @@ uint32_t st_place_class(uint64_t bytes, uint32_t elem);
 int st_open(struct st_file *f, const char *path, struct ds_err *err);
 /* DS_DATA where the file was written to since; accept: only where its size is another (base/mapped.h). */
 int st_check(const struct st_file *f, bool accept, struct ds_err *err);
+/* What became of work on the file, rc and *err; where the file was written to meanwhile, that instead: it is the cause
+ * of whatever was found in it (DS_DATA). */
+int st_result(const struct st_file *f, int rc, struct ds_err *err);
 void st_close(struct st_file *f);
 
 #endif

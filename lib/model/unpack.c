@@ -281,8 +281,7 @@ static int unpack_all(struct unpack *u, struct ds_err *err)
 
 	for (size_t i = 0; !rc && i < u->file.count; i++)
 		rc = unpack_one(u, &u->file.tensors[i], err);
-	if (!rc)
-		rc = st_check(&u->file, false, err);
+	rc = st_result(&u->file, rc, err);
 	if (!rc && !u->written)
 		rc = err_set(err, DS_DATA, "'%s': %s", u->file.path,
 			u->empty ? "all of its tensors that are wanted are empty" :

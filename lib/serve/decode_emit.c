@@ -86,7 +86,7 @@ static void finish(struct decode *d, struct job *j, const char *reason)
 	c->completion = j->index;
 	if (j->g->open > 1)
 		job_end(d, j);
-	else
+	else if (engine_check(d->w->engine, &d->lost) == 0)
 		group_done(d, j->g, reason);
 }
 

@@ -95,6 +95,7 @@ struct decode {
 	struct draft_policy policy;
 	uint64_t drafted, accepted; /* tokens, in the whole run */
 	bool draining;
+	struct ds_err lost;       /* code other than 0: the model is not what it was, no answer may end */
 };
 
 /* ---- decode.c ---- */

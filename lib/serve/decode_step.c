@@ -72,7 +72,7 @@ static int not_finite(const struct decode *d, const struct job *j, struct ds_err
 	size_t layer, token;
 
 	if (source_hello(g->src)->kv.type == DT_NONE || kv_seq_finite(&j->kv, d->w->pool, g->prompt, &layer, &token))
-		return work_not_finite(&g->request, err);
+		return work_not_finite(d->w, &g->request, err);
 	return err_set(err, DS_DATA, "request '%s': the KV that '%s' handed over is not finite: layer %zu of token %zu",
 		g->request.id, source_name(g->src), layer, token);
 }
@@ -169,7 +169,7 @@ static void time_step(struct decode *d, size_t running, bool drafted, size_t tok
 			ratio);
 }
 
-int decode_step(struct decode *d, bool *busy, struct ds_err *err)
+static int step(struct decode *d, bool *busy, struct ds_err *err)
 {
 	size_t n = choose(d), running, tokens, prompts = 0;
 	int64_t began = time_mono_ns();
@@ -196,4 +196,14 @@ int decode_step(struct decode *d, bool *busy, struct ds_err *err)
 	rc = prompts ? finish_prompts(d, n, err) : 0;
 	memset(d->stepping, 0, n * sizeof(*d->stepping));
 	return rc;
+}
+
+int decode_step(struct decode *d, bool *busy, struct ds_err *err)
+{
+	int rc = d->lost.code ? 0 : step(d, busy, err);
+
+	if (rc || !d->lost.code)
+		return rc;
+	*err = d->lost;
+	return err->code;
 }

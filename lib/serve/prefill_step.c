@@ -193,7 +193,10 @@ static int finish_step(struct prefill *p, size_t n, struct ds_err *err)
 	rc = prompt_stepped(p->w, p->w->segs, p->prompts, n, err);
 	for (j = TAILQ_FIRST(&p->active); j && !rc; j = next) {
 		next = TAILQ_NEXT(j, link);
-		if (!prompt_left(&j->prompt))
+		if (prompt_left(&j->prompt))
+			continue;
+		rc = engine_check(p->w->engine, err);
+		if (!rc)
 			finish(p, j);
 	}
 	return rc;

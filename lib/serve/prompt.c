@@ -72,7 +72,7 @@ int prompt_first(struct work *w, const struct request *r, const struct prompt *p
 
 	for (size_t i = 0; i < r->n && !rc; i++)
 		if (!work_sample(w, r, i, h, s->logits, s->argmax[0], s->lse[0], p->count, &out[i]))
-			rc = work_not_finite(r, err);
+			rc = work_not_finite(w, r, err);
 	profile_out(w->profile, rc ? 0 : r->n);
 	sample_history_free(h);
 	return rc;

@@ -266,8 +266,10 @@ int work_twice(const struct frame *f, struct source *src, struct ds_err *err)
 		source_name(src), (unsigned long long)f->number, work_name(f, id) ? id : "");
 }
 
-int work_not_finite(const struct request *r, struct ds_err *err)
+int work_not_finite(const struct work *w, const struct request *r, struct ds_err *err)
 {
+	if (engine_check(w->engine, err))
+		return err->code;
 	return err_set(err, DS_DATA,
 		"request '%s': the model's logits are not finite; 'ds-model verify' checks its weights", r->id);
 }

@@ -92,7 +92,7 @@ int work_history(const struct request *r, const uint32_t *prompt, size_t n, stru
  * are not finite (work_not_finite says so). */
 bool work_sample(struct work *w, const struct request *r, size_t choice, const struct sample_history *h,
 	const float *logits, uint32_t argmax, double lse, uint64_t position, struct sampled *out);
-int work_not_finite(const struct request *r, struct ds_err *err);
+int work_not_finite(const struct work *w, const struct request *r, struct ds_err *err);
 
 /* The name in a request frame's meta, copied to id; NULL if it has none. */
 const char *work_name(const struct frame *f, char id[REQUEST_ID_MAX + 1]);

@@ -53,6 +53,19 @@ cut() {
 	done
 }
 
+# The fault: looking takes long, so a program looks now and then only, and answers of a mixture what is asked meanwhile.
+@test "no answer is final that may be of a mixture, however seldom a program looks at its files" {
+	not_sanitized "it does not run under strace"
+	strace -o /dev/null true 2>/dev/null || skip "no strace, or it may not be used"
+	for program in ds-decode ds-prefill; do
+		local status=0
+		rm -rf m sock
+		cp -r "$F/m1" m
+		limited "$PYTHON" "$CHANGED" late "$program" m "$F/m2" . 2>err || status=$?
+		check_refusal 65 "'m/model.safetensors': it was cut or changed while in use" "$status" err "$program"
+	done
+}
+
 @test "a service goes on where the bytes stay: the file touched, copied anew, replaced by a rename, removed" {
 	for how in "touched" "the same copied over it" "replaced" "removed"; do
 		rm -rf m

@@ -2,6 +2,8 @@
 
 changed.py serve HOW MODEL OTHER DIR   ds-decode serves MODEL; between two equal questions HOW happens to its file.  Exits with ds-decode's
                                        code; the two answers must be the same where both come.
+changed.py late PROGRAM MODEL OTHER DIR  the same with PROGRAM (ds-prefill, ds-decode) on a file system that takes long to say anything of a
+                                       file, OTHER's bytes, and the second question asked at once: no answer may be final
 changed.py cut FILE SIZE COMMAND...    COMMAND runs; as soon as it, or a child of it, has mapped FILE, that is cut to SIZE bytes.
 """
 import os
@@ -76,6 +78,39 @@ def serve(how, model, other, where):
         p.kill()
 
 
+def final(t, name):
+    """The frame that ends the answer; None where the program is gone."""
+    t.ask(name, [0, 5, 6, 7, 8, 9], 12)
+    try:
+        for kind, _, meta in t.frames():
+            if kind in (4, 6, 7):
+                return meta
+    except ConnectionError:
+        pass
+    return None
+
+
+def late(program, model, other, where):
+    sock = os.path.join(where, "sock")
+    ready, tell = os.pipe()
+    slow = ["strace", "-f", "-o", "/dev/null", "-e", "inject=newfstatat:delay_exit=20000"]
+    p = subprocess.Popen(slow + [program, "-m", model, "-l", "unix:" + sock, "-j", "2", "--ready-fd", str(tell)], pass_fds=[tell])
+    os.close(tell)
+    try:
+        assert os.read(ready, 1), "not ready"
+        t = talk.Talk(sock)
+        first = final(t, "first")
+        assert first and "message" not in first, first
+        change("another written into it", os.path.join(model, "model.safetensors"), os.path.join(other, "model.safetensors"))
+        second = final(t, "second")
+        assert second is None or "message" in second, f"an answer of a mixture: {second}"
+        return p.wait(30)
+    finally:
+        for pid in list(family(p.pid))[1:]:
+            os.kill(pid, signal.SIGKILL)
+        p.kill()
+
+
 def family(pid):
     yield pid
     try:
@@ -102,4 +137,6 @@ def cut(path, size, command):
 
 
 if __name__ == "__main__":
-    sys.exit(serve(*sys.argv[2:]) if sys.argv[1] == "serve" else cut(sys.argv[2], sys.argv[3], sys.argv[4:]))
+    if sys.argv[1] == "cut":
+        sys.exit(cut(sys.argv[2], sys.argv[3], sys.argv[4:]))
+    sys.exit({"serve": serve, "late": late}[sys.argv[1]](*sys.argv[2:]))

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -150,6 +151,35 @@ static void leave_things(void)
 	cut_text();
 }
 
+static void *remove_leftovers(void *arg)
+{
+	leftover_remove();
+	return arg;
+}
+
+/* The fault: a name that is given back while a handler, in another thread, still removes what it names. */
+static void test_name_goes(void)
+{
+	char many[80], inside[200], first[200];
+	pthread_t t;
+
+	snprintf(many, sizeof many, "%s/many.tmp", dir);
+	mkdir(many, 0777);
+	for (int i = 0; i < 3000; i++) {
+		snprintf(inside, sizeof inside, "%s/%d", many, i);
+		write_file(inside, 1);
+	}
+	leftover_add(many);
+	pthread_create(&t, NULL, remove_leftovers, NULL);
+	do
+		snprintf(first, sizeof first, "%s/%d", many, rand() % 3000);
+	while (access(first, F_OK) == 0);
+	leftover_done(many);
+	memset(many, 'x', sizeof many - 1);
+	pthread_join(t, NULL);
+	tap_ok(rmdir(dir) == 0 && mkdir(dir, 0700) == 0, "a name goes while what it names is removed");
+}
+
 static struct map shared;
 static pthread_barrier_t all;
 
@@ -177,6 +207,77 @@ static void use_by_threads(void)
 	_exit(97);
 }
 
+/*
+ * A list so long that a handler is on its way through it when it is interrupted, for so long that all of the list can
+ * be given back and its memory written over.
+ */
+enum { LONG = 20000, SOME = 224 };
+
+static struct mapped *others[LONG];
+static _Atomic bool faulting;
+
+static void interrupt(int sig)
+{
+	(void)sig;
+	usleep(100000);
+}
+
+static void *use_interrupted(void *arg)
+{
+	atomic_store(&faulting, true);
+	return shared.p[0] ? arg : NULL;
+}
+
+static void give_all_back(void)
+{
+	for (size_t i = LONG; i-- > 0;)
+		mapped_remove(others[i]);
+	for (size_t i = 0; i < 2 * LONG; i++) {
+		void *p = malloc(SOME);
+
+		if (p)
+			memset(p, 0xff, SOME);
+	}
+}
+
+static void use_while_others_go(void)
+{
+	struct stat st = { 0 };
+	struct ds_err err;
+	pthread_t t;
+
+	log_init("ds-x", 0, 0);
+	signal(SIGUSR1, interrupt);
+	shared = map_file(0, true);
+	for (size_t i = 0; i < LONG; i++)
+		mapped_add(&others[i], &err, 0, file, &st, &err);
+	if (truncate(file, 0))
+		_exit(99);
+	pthread_create(&t, NULL, use_interrupted, NULL);
+	while (!atomic_load(&faulting))
+		;
+	for (volatile int i = 0; i < 20000; i++)
+		;
+	pthread_kill(t, SIGUSR1);
+	give_all_back();
+	pthread_join(t, NULL);
+	_exit(97);
+}
+
+/* The fault: the handler reads the entry of a file that another thread gives back at that moment. */
+static void test_others_go(void)
+{
+	size_t good = 0, runs = 5;
+	struct end e;
+
+	for (size_t i = 0; i < runs; i++) {
+		e = ends(use_while_others_go);
+		good += exited(&e, DS_DATA) && strstr(e.said, "cut or changed");
+	}
+	tap_ok(good == runs, "other files go meanwhile: %zu of %zu ends are as they should be; %x %s", good, runs,
+		e.status, e.said);
+}
+
 static void test_ends(void)
 {
 	char want[300];
@@ -193,6 +294,7 @@ static void test_ends(void)
 	e = ends(leave_things);
 	tap_ok(exited(&e, DS_DATA) && !strcmp(e.said, want), "with something half made");
 	tap_ok(unlink(file) == 0 && rmdir(dir) == 0 && mkdir(dir, 0700) == 0, "which is gone");
+	test_name_goes();
 }
 
 static void test_json(void)
@@ -259,6 +361,7 @@ int main(void)
 		tap_bail("mkdtemp");
 	snprintf(file, sizeof file, "%s/file", dir);
 	test_ends();
+	test_others_go();
 	test_json();
 	test_others();
 	test_words();

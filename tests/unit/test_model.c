@@ -1,5 +1,7 @@
 /* Opening checkpoints: every layout that is allowed, every defect refused by name; random models. */
+#include <fcntl.h>
 #include <math.h>
+#include <sys/stat.h>
 
 #include "base/mem.h"
 #include "model/checkpoint.h"
@@ -341,6 +343,32 @@ static void verify_case(const char *name, size_t at, const void *v, size_t n, co
 	take_apart(base_dir);
 }
 
+/* The fault: a value that is half of a copy under way is called the file's. */
+static void test_written_to(void)
+{
+	static const struct timespec old[2] = { { 0, UTIME_OMIT }, { 1000000000, 0 } }; /* clocks of files are coarse */
+	static const unsigned char nan = 0xff;
+	const struct ckpt_tensor *t;
+	struct model *m;
+	struct ds_err err;
+	char path[1200];
+	FILE *f;
+
+	put_together();
+	snprintf(path, sizeof path, "%s/model.safetensors", bad_dir);
+	if (utimensat(AT_FDCWD, path, old, 0) || try_open(&m, &err))
+		tap_bail("cannot open '%s'", path);
+	t = ckpt_find(m->files, EXPERT, strlen(EXPERT));
+	f = fopen(t->file->path, "r+");
+	if (!f || fseek(f, (long)(t->t->data - (const unsigned char *)t->file->map), SEEK_SET) ||
+	    fwrite(&nan, 1, 1, f) != 1 || fclose(f))
+		tap_bail("cannot write to the model");
+	tap_ok(model_verify(m, &err) == DS_DATA && strstr(err.text, "cut or changed"),
+		"written to while it is verified: %s", err.text);
+	model_close(m);
+	take_apart(base_dir);
+}
+
 static void test_values(void)
 {
 	static const uint16_t nan16 = 0x7fc1, inf16 = 0xff80;
@@ -639,6 +667,7 @@ int main(void)
 	test_types();
 	test_mixed_types();
 	test_values();
+	test_written_to();
 	test_layouts();
 	test_odd();
 	test_mtp();
