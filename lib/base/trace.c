@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/sync.h"
 #include "base/time.h"
 
 enum { KEEP = 64 << 10, FLUSH_NS = 250000000 };
@@ -106,14 +107,15 @@ int trace_open(struct trace **out, const char *path, bool force, int pid, const 
 
 int trace_close(struct trace *t, struct ds_err *err)
 {
-	int rc = 0;
+	int rc;
 
 	if (!t)
 		return 0;
 	buf_printf(&t->b, "{\"name\":\"end\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"mono_ns\":%lld}}\n]\n",
 		t->pid, (long long)time_mono_ns());
 	put(t);
-	if (close(t->fd) && !t->error)
+	rc = t->error ? 0 : sync_fd(t->fd, t->path, err);
+	if (close(t->fd) && !t->error && !rc)
 		t->error = errno;
 	if (t->error)
 		rc = err_set(err, DS_IO, "cannot write the trace '%s': %s", t->path, strerror(t->error));

@@ -293,10 +293,8 @@ static int on_step(void *ctx, bool *busy, struct ds_err *err)
 {
 	int rc = decode_step(ctx, busy, err);
 
-	if (!rc) {
+	if (!rc)
 		let_in(ctx);
-		reassure(ctx);
-	}
 	return rc;
 }
 

@@ -86,7 +86,6 @@ struct decode {
 	struct held_sources paused; /* until fewer requests are held */
 	struct held_sources full; /* with the payload of a KV frame unread, until there is memory for it */
 	struct source *give_up;   /* of those it brings only d->pressed is kept, NULL: none */
-	int64_t reassured_ns;     /* when those were told that we live */
 	struct group *pressed;    /* it may arrive though there is none, since no other could; or NULL */
 	struct meta_builder *meta;
 	struct job **stepping;    /* [max_batch] whose segments the step has */
@@ -143,8 +142,6 @@ bool has_home(const struct decode *d, const struct group *g);
 void *next_block(struct decode *d, struct group *g);
 /* Reads sources again for whose blocks there is a place now. */
 void let_in(struct decode *d);
-/* Tells those that wait with KV that we live, now and then. */
-void reassure(struct decode *d);
 
 /* ---- decode_turn.c ---- */
 

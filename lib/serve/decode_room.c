@@ -8,10 +8,7 @@
  * blocks of others stand before its own on the connection and nothing else goes on, those others fail.
  */
 #include "base/mem.h"
-#include "base/time.h"
 #include "serve/decode_impl.h"
-
-#define REASSURE_NS ((int64_t)3000000000) /* well below any --peer-timeout in use */
 
 static bool arriving(const struct job *j)
 {
@@ -167,21 +164,4 @@ void let_in(struct decode *d)
 	}
 	if (d->full.n && (!d->pressed || is_full(d, d->pressed->src)))
 		press(d);
-}
-
-void reassure(struct decode *d)
-{
-	const struct held_sources *held[] = { &d->paused, &d->full };
-	int64_t now;
-
-	if (!d->paused.n && !d->full.n)
-		return;
-	now = time_mono_ns();
-	if (now - d->reassured_ns < REASSURE_NS)
-		return;
-	d->reassured_ns = now;
-	for (size_t k = 0; k < ARRAY_LEN(held); k++)
-		for (size_t i = 0; i < held[k]->n; i++)
-			if (source_hello(held[k]->v[i])->kv.type != DT_NONE)
-				stage_alive(held[k]->v[i]);
 }

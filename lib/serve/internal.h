@@ -5,6 +5,7 @@
  *   loop.c     poll(2) and who is served when
  *   source.c   reading a source's frames, the life of a source
  *   accept.c   connections that come in
+ *   tell.c     errors that many requests share
  *   peer.c     the downstream connection (-c) and which source a stream belongs to
  *   output.c   stdout, files that are renamed when complete, sinks in general
  *   signals.c  signals, readiness
@@ -29,6 +30,7 @@ enum {
 #define TWICE_NS ((int64_t)50000000)          /* timeout(1) signals its child twice in a row: that is one signal */
 #define ACCEPT_PAUSE_NS ((int64_t)200000000)  /* after accept failed for want of descriptors */
 #define HELLO_NS ((int64_t)10000000000)       /* for our input's hello, before we say ours downstream without it */
+#define ALIVE_NS ((int64_t)3000000000)        /* well below any --peer-timeout in use */
 #define CONNECT_NS ((int64_t)15000000000)     /* services start in any order */
 
 /* Where frames or text go. */
@@ -64,6 +66,7 @@ struct source {
 	struct hello hello;
 	size_t holds, routes;
 	int64_t progress_ns, close_by;
+	int64_t unread_ns;      /* since when it is left unread, or its peer was told that we live */
 	uint64_t progress_bytes;
 };
 
@@ -75,14 +78,19 @@ struct route {
 	char id[REQUEST_ID_MAX + 1]; /* the request's name, "" where it was not read */
 };
 
+/* What is about to be said on stderr, and of how many requests; n 0: nothing. */
+struct told { struct ds_err why; size_t n; int64_t due; };
+
 struct stage {
 	const struct stage_config *cfg;
 	const struct stage_ops *ops;
 	bool service;           /* many connections until a signal; else one stream */
 	bool connect, draining, busy, stop, finished;
 	bool working;           /* some connection waits for an answer */
+	bool cut;               /* draining took too long: last words are on their way, until drain_by */
 	int rc;                 /* of the run: the first error's */
 	struct ds_err err;      /* its text, "" if nothing is to be printed */
+	struct told told;
 	int64_t began, signalled, now, drain_by, accept_after;
 	struct source *sources;
 	size_t source_count;
@@ -97,6 +105,7 @@ struct stage {
 		struct frame_reader *r;
 		struct hello hello;
 		bool hello_seen, ended, lost;
+		struct ds_err why;      /* it was lost */
 		int64_t progress_ns;
 		uint64_t progress_bytes;
 	} down;
@@ -112,6 +121,12 @@ void stage_drain(struct stage *st);
 void send_error(struct stage *st, struct sink *to, uint64_t stream, const char *id, bool retryable,
 	const struct ds_err *why);
 
+/* tell.c */
+/* On stderr, soon: with the number of requests, where more come with the same words. */
+void tell(struct stage *st, const struct ds_err *why, size_t requests);
+void tell_flush(struct stage *st);
+int64_t tell_due(const struct stage *st); /* -1: nothing is to be said */
+
 /* loop.c */
 int stage_loop(struct stage *st, struct ds_err *err);
 
@@ -121,6 +136,9 @@ void source_free(struct source *src);
 void source_read(struct source *src);
 bool source_due(struct source *src);                     /* a connection that owes us bytes */
 bool source_wants(const struct source *src);                   /* to be read now */
+bool source_unread(const struct source *src);                  /* its peer waits for us: we read nothing from it */
+void source_reassure(struct source *src);                      /* tells such a peer now and then that we live */
+void source_cut(struct source *src, const struct ds_err *why); /* its requests end with this error */
 void source_fail(struct source *src, const struct ds_err *why); /* a bad stream, or a peer that has gone */
 void source_turn(struct source *src);                          /* whatever is due: finish, flush, linger, drop */
 bool source_idle(const struct source *src);                    /* nothing of it is running or half read */

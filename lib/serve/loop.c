@@ -72,6 +72,8 @@ static int patience(const struct stage *st)
 		return 0;
 	if (st->draining)
 		sooner(&due, st->drain_by);
+	if (st->told.n)
+		sooner(&due, tell_due(st));
 	if (st->accept_after > st->now)
 		sooner(&due, st->accept_after);
 	if (st->connect && !st->down.lost && !st->down.ended && (st->down.sink.dead || !frame_reader_idle(st->down.r)))
@@ -87,6 +89,8 @@ static int patience(const struct stage *st)
 			sooner(&due, src->close_by);
 		else if (source_due(src))
 			sooner(&due, src->progress_ns + peer);
+		if (source_unread(src))
+			sooner(&due, src->unread_ns + ALIVE_NS);
 	}
 	if (due < 0)
 		return -1;
@@ -232,7 +236,7 @@ static void finish_one(struct stage *st)
 			sink_end(st, &st->out);
 		}
 		source_end(src, !src->input_bad);
-		err_set(&bad, st->rc ? st->rc : DS_DATA, "%s", st->err.text);
+		err_set(&bad, st->rc ? st->rc : DS_DATA, "%s", st->down.lost ? st->down.why.text : st->err.text);
 		if (src->socket && src->input_bad)
 			send_error(st, &src->own, 0, NULL, false, &bad);
 		else if (src->socket)
@@ -298,24 +302,37 @@ static size_t unfinished(const struct stage *st)
 	return n;
 }
 
-/* A service ends when it drains and the last connection has closed, or when the time for that is over. */
-static void finish_service(struct stage *st)
+/* Who has not got all answers gets an error instead, and a while to take it: it stands behind what waits already. */
+static void cut(struct stage *st)
 {
 	struct ds_err why;
 
+	err_set(&why, DS_TEMP, "draining took too long: %zu connections are cut", unfinished(st));
+	stage_fail(st, &why);
+	for (struct source *src = st->sources; src; src = src->next)
+		if (src->state == SRC_OPEN)
+			source_cut(src, &why);
+	st->cut = true;
+	st->drain_by = st->now + LINGER_NS;
+}
+
+/* A service ends when it drains and the last connection has closed, or when the time for that is over. */
+static void finish_service(struct stage *st)
+{
+	bool late = st->now >= st->drain_by;
+
 	if (!st->draining)
 		return;
-	if (st->now >= st->drain_by)
-		end_idle(st);
-	if (st->now >= st->drain_by && unfinished(st)) {
-		err_set(&why, DS_TEMP, "draining took too long: %zu connections are cut", unfinished(st));
-		for (struct source *src = st->sources; src; src = src->next)
-			if (src->state == SRC_OPEN)
-				send_error(st, &src->own, 0, NULL, true, &why);
-		stage_abort(st, &why);
-	} else if (!st->sources || st->now >= st->drain_by) {
-		finish_peer(st);
+	if (st->cut) {
+		st->stop = late || !st->sources;
+		return;
 	}
+	if (late)
+		end_idle(st);
+	if (late && unfinished(st))
+		cut(st);
+	else if (!st->sources || late)
+		finish_peer(st);
 }
 
 static int step(struct stage *st, struct ds_err *err)
@@ -365,7 +382,10 @@ int stage_loop(struct stage *st, struct ds_err *err)
 		step(st, err);
 		if (!st->stop)
 			turn(st);
+		if (st->told.n && st->now >= tell_due(st))
+			tell_flush(st);
 	}
+	tell_flush(st);
 	free(l);
 	*err = st->err;
 	if (st->rc)

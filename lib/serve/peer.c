@@ -167,12 +167,28 @@ static void fail_route(struct stage *st, const struct route *r, const struct ds_
 		stage_abort(st, &err);
 }
 
-/* Every request that is not fully answered gets an error instead, whether the peer knows of it or not. */
+static size_t open_routes(const struct stage *st)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; st->route_count && i < st->route_cap; i++)
+		n += st->routes[i].stream && st->routes[i].src;
+	return n;
+}
+
+/* Every request that is not fully answered gets an error instead, whether the peer knows of it or not; those that are
+ * still to come from clients get the same. */
 static void fail_routes(struct stage *st, const struct ds_err *why)
 {
 	struct ds_err each;
 
 	err_set(&each, why->code == DS_TEMP ? DS_TEMP : DS_UNAVAILABLE, "%s", why->text);
+	st->down.why = each;
+	tell(st, why, open_routes(st));
+	if (!st->rc) {
+		st->rc = why->code;
+		st->err.text[0] = 0; /* said already */
+	}
 	for (size_t i = 0; i < st->route_cap; i++) {
 		struct route *r = &st->routes[i];
 
@@ -190,7 +206,6 @@ void peer_lost(struct stage *st, const struct ds_err *why)
 	if (st->down.lost)
 		return;
 	st->down.lost = st->down.sink.dead = true;
-	stage_fail(st, why);
 	fail_routes(st, why);
 	for (struct source *src = st->sources; src; src = src->next) {
 		if (!st->service)
@@ -223,7 +238,7 @@ static void note_error(struct stage *st, const struct frame *f)
 
 	if (st->service || refused_by_peer(st, f, &err) == 0)
 		return;
-	log_err(&err);
+	tell(st, &err, 1);
 	if (!st->rc) {
 		st->rc = err.code;
 		st->err.text[0] = 0;
@@ -311,27 +326,18 @@ static int forget_routes(struct stage *st)
 	return 0;
 }
 
-static bool routes_open(const struct stage *st)
-{
-	for (size_t i = 0; st->route_count && i < st->route_cap; i++)
-		if (st->routes[i].stream && st->routes[i].src)
-			return true;
-	return false;
-}
-
 static int peer_said_end(struct stage *st, struct ds_err *err)
 {
-	err_set(err, DS_UNAVAILABLE, routes_open(st) ? "'%s' ended without an answer" :
+	err_set(err, DS_UNAVAILABLE, open_routes(st) ? "'%s' ended without an answer" :
 		"'%s' has ended the stream, it takes no more: try again elsewhere", st->connect_addr.text);
 	st->down.ended = true;
-	if (!st->down.sink.ended && st->draining && !routes_open(st))
+	if (!st->down.sink.ended && st->draining && !open_routes(st))
 		return 0; /* we both drain, and it was sooner */
 	if (!st->down.sink.ended)
 		return err->code; /* before we did: it drains */
 	if (st->sources && st->sources->routes) {
 		if (peer_elsewhere(st))
 			return forget_routes(st);
-		stage_fail(st, err);
 		fail_routes(st, err);
 	}
 	return 0;

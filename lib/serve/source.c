@@ -70,6 +70,27 @@ bool source_wants(const struct source *src)
 	return src->state == SRC_OPEN && !src->input_done && !src->paused && !source_blocked(src);
 }
 
+bool source_unread(const struct source *src)
+{
+	return src->socket && src->st->service && src->state == SRC_OPEN && src->hello_seen && !src->input_done &&
+		!source_wants(src) && !sink_queued(&src->own);
+}
+
+void source_reassure(struct source *src)
+{
+	struct sink *s = &src->own;
+	struct ds_err err;
+
+	if (!source_unread(src)) {
+		src->unread_ns = src->st->now;
+	} else if (src->st->now - src->unread_ns >= ALIVE_NS) {
+		src->unread_ns = src->st->now;
+		if (!s->dead && !s->ended &&
+			frame_write(s->w, FRAME_STAT, FRAME_DROPPABLE, 0, NULL, NULL, 0, false, &err))
+			sink_note(src->st, s, &err);
+	}
+}
+
 /* ---- the end of a source ---- */
 
 void source_end(struct source *src, bool complete)
@@ -137,6 +158,13 @@ void source_fail(struct source *src, const struct ds_err *why)
 	close_after(src);
 }
 
+void source_cut(struct source *src, const struct ds_err *why)
+{
+	source_end(src, false);
+	send_error(src->st, &src->own, 0, NULL, true, why);
+	close_after(src);
+}
+
 /* ---- frames ---- */
 
 /* A frame that the stage itself answers or drops: its stream belongs to another source, or we are draining. */
@@ -170,14 +198,14 @@ static void refuse(struct source *src, const struct frame *f)
 	if (meta_cstr(f->meta, "id", id, sizeof id) != META_OK)
 		id[0] = 0;
 	if (st->down.lost)
-		err_set(&why, DS_UNAVAILABLE, "'%s' is lost: try again elsewhere", st->connect_addr.text);
+		why = st->down.why;
 	else if (st->draining)
 		err_set(&why, DS_TEMP, "draining: try again elsewhere");
 	else if (id[0])
 		err_set(&why, DS_TEMP, "request '%s': a request of the same id runs for another client", id);
 	else
 		err_set(&why, DS_TEMP, "stream %016llx is in use by another client", (unsigned long long)f->stream);
-	log_err(&why);
+	tell(st, &why, 1);
 	send_error(st, src->answer, f->stream, id, true, &why);
 }
 
@@ -415,6 +443,8 @@ void source_turn(struct source *src)
 		overdue(src);
 	if (src->state == SRC_OPEN)
 		stuck(src);
+	if (src->state == SRC_OPEN)
+		source_reassure(src);
 	if (src->state == SRC_OPEN && src->st->service) {
 		if (src->own.dead)
 			source_lost(src);

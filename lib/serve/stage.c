@@ -17,6 +17,7 @@
 
 void stage_fail(struct stage *st, const struct ds_err *why)
 {
+	tell_flush(st);
 	if (st->service) {
 		log_err(why);
 		if (!st->rc)
@@ -127,7 +128,7 @@ int stage_error(struct source *src, uint64_t stream, const char *id, bool retrya
 	struct stage *st = src->st;
 	struct route *r = st->connect && stream ? route_find(st, stream) : NULL;
 
-	log_err(why);
+	tell(st, why, 1);
 	if (!st->service && !st->rc) {
 		st->rc = why->code;
 		st->err.text[0] = 0; /* said above */
@@ -142,16 +143,6 @@ int stage_error(struct source *src, uint64_t stream, const char *id, bool retrya
 	if (r && r->src == src && r->asked-- <= 1)
 		route_drop(st, r);
 	return 0;
-}
-
-void stage_alive(struct source *src)
-{
-	struct sink *s = &src->own;
-	struct ds_err err;
-
-	if (src->st->service && s->w && !s->dead && !s->ended && !sink_full(s) &&
-	    frame_write(s->w, FRAME_STAT, FRAME_DROPPABLE, 0, NULL, NULL, 0, false, &err))
-		sink_note(src->st, s, &err);
 }
 
 int stage_write(struct source *src, const void *p, size_t n)

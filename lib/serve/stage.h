@@ -124,8 +124,6 @@ void stage_request_id(struct source *src, uint64_t stream, const char *id);
 /* An ERROR frame for one request: code, id (NULL: not known), message, retryable; one line on stderr too.  The run's
  * exit code becomes `code` in a filter. */
 int stage_error(struct source *src, uint64_t stream, const char *id, bool retryable, const struct ds_err *why);
-/* Tells the sender at the other end of a connection, which is left unread, that we live: a droppable STAT frame. */
-void stage_alive(struct source *src);
 /* Raw output, to the output (also with -c). */
 int stage_write(struct source *src, const void *p, size_t n);
 /* The program still has work for src: END goes out only when every hold is released.  A source whose input is over
@@ -136,7 +134,8 @@ void source_hold(struct source *src);
 void source_release(struct source *src);
 /* The output of src takes no more now: do not produce for it. */
 bool source_blocked(const struct source *src);
-/* Do not read from src until resumed (the program is full). */
+/* Do not read from src until resumed (the program is full).  Its sender is told that we live, now and then, by a
+ * droppable STAT frame. */
 void source_pause(struct source *src, bool pause);
 const char *source_name(const struct source *src);
 /* What it said of itself, once its first frame was seen. */

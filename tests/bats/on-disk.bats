@@ -141,3 +141,13 @@ nothing() {
 	}
 	writers sealed
 }
+
+# It is written in place, so that the trace of a run that was killed is there.
+@test "a trace is on disk when the run ends; where it cannot be: 74 and one line" {
+	local status=0
+	traced '-e trace=fsync' ds-decode -m "$DS_MODEL" -o /dev/null --trace "$T/spans" kv
+	grep -qF "<$T/spans>) = 0" "$T/trace"
+	traced '-e inject=fsync:error=EIO' ds-decode -m "$DS_MODEL" -o /dev/null --trace "$T/other" kv 2>"$T/err" || status=$?
+	check_refusal 74 "to disk: " "$status" "$T/err" "a trace whose sync fails"
+	traced '-e inject=fsync:error=EINVAL' ds-decode -m "$DS_MODEL" -o /dev/null --trace "$T/third" kv
+}

@@ -203,3 +203,50 @@ assert [s[k] for k in ("requests", "arriving", "parked", "kv_blocks_used", "kv_b
 '
 	stop
 }
+
+# Three requests have come in part, take all the room and are silent; nothing runs.
+@test "who waits for room hears every few seconds that the service lives, though nothing goes on" {
+	serve --kv-memory $((22 * BLOCK))
+	limited "$PYTHON" - "$DS_ROOT/tests/bats" 3>&- <<-'END' &
+		import sys, time
+		sys.path.insert(0, sys.argv[1])
+		import kv_clients
+		data = [open("in/r%d" % i, "rb").read() for i in (1, 2, 3)]
+		parts = [kv_clients.connect() for _ in data]
+		for s, d in zip(parts, data):
+		    s.sendall(d[:1000000])
+		open("held", "w")
+		time.sleep(11)
+		for s, d in zip(parts, data):
+		    s.sendall(d[1000000:])
+		for s in parts:
+		    s.settimeout(60)
+		    while s.recv(1 << 16):
+		        pass
+	END
+	parts=$!
+	for _ in $(seq 200); do
+		[ ! -e held ] || break
+		sleep 0.05
+	done
+	clients mixed out/r4 in/r4 3>&- &
+	other=$!
+	"$PYTHON" - "$DS_ROOT/tests/bats" requests >r5 <<-'END'
+		import sys
+		sys.path.insert(0, sys.argv[1])
+		import dsf
+		out = dsf.Writer(sys.stdout.buffer)
+		for kind, flags, stream, _, meta, payload in dsf.read_frames(sys.argv[2]):
+		    if kind == 15:
+		        out.end()
+		    elif kind == 1 or meta["id"] == "r5":
+		        out.write(kind, stream, meta, payload, flags)
+	END
+	limited ds-prefill -m "$DS_MODEL" --peer-timeout 5s -c unix:d.sock r5 -o out/r5
+	wait $other
+	wait $parts
+	answers out/r4 out/r5 >got
+	some r4 r5 | cmp got -
+	[ "$("$PYTHON" "$DSF" types out/r4 | grep -c '^stat$')" -ge 2 ]
+	stop
+}

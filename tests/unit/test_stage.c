@@ -367,7 +367,7 @@ static void test_drain_idle(const char *address)
 	tap_ok(listen_to(&idle, 0, count, NULL) == 0 && count[FRAME_END] == 1, "nothing runs: END at once");
 	client_close(&idle);
 	tap_is_int(finish(pid), 0, "and 0");
-	pid = serve_at(address, NULL);
+	pid = serve_for(address, NULL, 20);
 	client_open(&idle, address);
 	client_open(&late, address);
 	say_hello(&idle, "m");

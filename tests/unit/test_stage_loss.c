@@ -1,5 +1,6 @@
 /* Stages that lose a peer, or have one that does not play its part: nothing vanishes, nobody else suffers. */
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <time.h>
 
@@ -159,6 +160,95 @@ static void test_filter_loss(void)
 	count_output(out, count, &rc);
 	tap_ok(rc == DS_DATA && count[FRAME_ERROR] == 2 && count[FRAME_END] == 0,
 		"having answered what it had not handed over");
+}
+
+static bool is_line(int fd, const char *want)
+{
+	size_t n;
+	char *text = (char *)bytes_of(fd, &n);
+	bool same = n == strlen(want) && memcmp(text, want, n) == 0;
+
+	if (!same)
+		tap_diag("%.*s", (int)n, text);
+	free(text);
+	close(fd);
+	return same;
+}
+
+/* Until the process has read all of the pipe and sleeps: it has passed on what it can. */
+static void wait_read(int fd, pid_t pid)
+{
+	char path[64], state = 0;
+	int left = 1;
+
+	snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+	for (int i = 0; i < 1000 && (left || state != 'S'); i++) {
+		FILE *f;
+
+		rest(10);
+		f = fopen(path, "r");
+		if (ioctl(fd, FIONREAD, &left) || !f || fscanf(f, "%*d (%*[^)]) %c", &state) != 1)
+			tap_bail("cannot look at a process");
+		fclose(f);
+	}
+}
+
+/* Half of the requests have been handed over when the peer is lost, half come after that: one line with their number
+ * here, one at a filter in front. */
+static void test_many_lost(void)
+{
+	enum { MANY = 120 }; /* a socket holds half of them */
+	const char *down = socket_address("far"), *address = socket_address("mid");
+	struct stage_options o = defaults();
+	int mid_says = memfd_create("mid", 0), says = memfd_create("filter", 0), out = memfd_create("out", 0);
+	int fds[2], rc;
+	unsigned count[FRAME_TYPE_COUNT];
+	char want[400];
+	struct client c;
+	pid_t far, mid, pid;
+
+	if (pipe(fds))
+		tap_bail("pipe");
+	echo.waits = true;
+	far = serve_at(down, NULL);
+	echo.waits = false;
+	o.peer_ns = 20000000000;
+	o.connect = address;
+	{
+		struct stage_options m = o;
+
+		m.listen = address;
+		m.connect = down;
+		echo.relay = true;
+		mid = start(m, -1, -1, mid_says, true);
+		pid = start(o, fds[0], out, says, true);
+		echo.relay = false;
+	}
+	client_on(&c, fds[1]);
+	say_hello(&c, "m");
+	for (unsigned i = 0; i < MANY / 2; i++)
+		ask(&c, i + 1, 1 << 30, 0);
+	wait_read(fds[0], pid);
+	rest(200);
+	kill(mid, SIGSTOP);
+	kill(far, SIGKILL);
+	finish(far);
+	for (unsigned i = MANY / 2; i < MANY; i++)
+		ask(&c, i + 1, 1 << 30, 0);
+	say_end(&c);
+	client_close(&c);
+	wait_read(fds[0], pid);
+	close(fds[0]);
+	kill(mid, SIGCONT);
+	tap_is_int(finish(pid), DS_UNAVAILABLE, "many requests are lost with a peer of a peer: 69");
+	tap_is_int(finish(mid), DS_UNAVAILABLE, "as there");
+	count_output(out, count, &rc);
+	tap_ok(rc == 0 && count[FRAME_ERROR] == MANY && count[FRAME_END] == 1, "each has its error");
+	snprintf(want, sizeof want, "echo: the connection to '%s' broke off (%d requests)\n", down, MANY);
+	tap_ok(is_line(mid_says, want), "one line says so");
+	snprintf(want, sizeof want, "echo: '%s' says: the connection to '%s' broke off (%d requests)\n", address, down,
+		MANY);
+	tap_ok(is_line(says, want), "and one in front");
 }
 
 static void test_second_signal(void)
@@ -344,6 +434,62 @@ static void test_no_reader(void)
 	finish(far);
 }
 
+/* A sender that is left unread since our own downstream takes nothing cannot tell us from a dead peer otherwise. */
+static void test_unread_is_told(void)
+{
+	const char *down = socket_address("far"), *address = socket_address("mid");
+	pid_t far = serve_for(down, NULL, 30), mid = relay_at(address, down, 30), child;
+	unsigned count[FRAME_TYPE_COUNT];
+	struct client c;
+
+	client_open(&c, address);
+	say_hello(&c, "m");
+	rest(100);
+	kill(far, SIGSTOP);
+	fflush(stdout);
+	child = fork();
+	if (child == 0) {
+		for (int i = 0; i < 24; i++)
+			say(&c, FRAME_TEXT, 0, 1 << 20);
+		say_end(&c);
+		_exit(0);
+	}
+	alarm(20);
+	tap_ok(listen_to(&c, FRAME_STAT, count, NULL) == 0 && count[FRAME_STAT] == 1, "who is left unread hears of us");
+	tap_ok(listen_to(&c, FRAME_STAT, count, NULL) == 0 && count[FRAME_STAT] == 1, "and again");
+	alarm(0);
+	kill(far, SIGCONT);
+	tap_ok(listen_to(&c, 0, count, NULL) == 0 && count[FRAME_END] == 1,
+		"then it is read to its end");
+	waitpid(child, NULL, 0);
+	client_close(&c);
+	kill(mid, SIGTERM);
+	finish(mid);
+	kill(far, SIGTERM);
+	finish(far);
+}
+
+/* Who is behind with its reading when its work is cut is told so, too: the error stands behind what it has not read. */
+static void test_drain_behind(void)
+{
+	const char *address = socket_address("behind");
+	pid_t pid = serve_for(address, NULL, 20);
+	unsigned count[FRAME_TYPE_COUNT];
+	struct client behind;
+	uint64_t code = 0;
+
+	client_open(&behind, address);
+	say_hello(&behind, "m");
+	ask(&behind, 1, 1 << 30, 1 << 20);
+	listen_to(&behind, FRAME_TOKEN, count, NULL);
+	kill(pid, SIGTERM);
+	rest(2500); /* the drain time is 2 s */
+	tap_ok(listen_to(&behind, 0, count, &code) == DS_DATA && code == DS_TEMP && count[FRAME_ERROR] == 1,
+		"who is behind with its reading when its work is cut hears of it: 75");
+	client_close(&behind);
+	tap_is_int(finish(pid), DS_TEMP, "75");
+}
+
 /* ---- one stream ---- */
 
 static void test_reset(void)
@@ -421,12 +567,15 @@ int main(void)
 	test_unsent_requests();
 	test_requests_cut_by_loss();
 	test_filter_loss();
+	test_many_lost();
 	test_second_signal();
 	elsewhere(false);
 	elsewhere(true);
 	test_error_without_stream();
 	test_incomplete();
 	test_no_reader();
+	test_unread_is_told();
+	test_drain_behind();
 	test_reset();
 	test_failed_request_in_file();
 	rmdir(socket_dir);
