@@ -346,14 +346,6 @@ static int index_frame(struct frame *f, void *ctx, struct ds_err *err)
 		: add_frame(c, f, &w, err);
 }
 
-static int index_named(struct frame *f, void *ctx, struct ds_err *err)
-{
-	const struct capture *c = ctx;
-	int rc = index_frame(f, ctx, err);
-
-	return rc ? err_prefix(err, "'%s'", c->name) : 0;
-}
-
 int capture_open(struct capture *c, const char *path, uint64_t max_frame, bool force, struct ds_err *err)
 {
 	struct input in;
@@ -369,7 +361,7 @@ int capture_open(struct capture *c, const char *path, uint64_t max_frame, bool f
 	c->name = in.name;
 	c->fd = in.fd;
 	if (!rc)
-		rc = input_frames(&in, max_frame, true, index_named, c, NULL, err);
+		rc = input_frames(&in, max_frame, true, index_frame, c, NULL, err);
 	if (rc)
 		capture_close(c);
 	return rc;

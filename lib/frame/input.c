@@ -63,10 +63,11 @@ int input_frames(struct input *in, uint64_t max_frame, bool strict, input_fn eac
 			usleep(10000);
 		if (rc || ev != FRAME_BODY)
 			continue;
-		if (strict && input_order(f, err))
-			rc = err_prefix(err, "'%s'", in->name);
-		else
+		rc = strict ? input_order(f, err) : 0;
+		if (!rc)
 			rc = each(f, ctx, err);
+		if (rc == DS_DATA) /* what is wrong is the frame; other errors are not the input's */
+			err_prefix(err, "'%s'", in->name);
 	}
 	if (bytes)
 		*bytes = r ? frame_reader_bytes(r) : 0;

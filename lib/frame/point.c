@@ -188,6 +188,7 @@ static const char *read_point(const struct frame *f, struct point_frame *p)
 {
 	enum meta_result layer = meta_uint(f->meta, "layer", &p->point.layer);
 	enum meta_result step = meta_uint(f->meta, "step", &p->step);
+	struct point named;
 
 	if (meta_cstr(f->meta, "point", p->point.name, POINT_NAME_BYTES + 1) != META_OK ||
 		!p->point.name[0])
@@ -196,6 +197,8 @@ static const char *read_point(const struct frame *f, struct point_frame *p)
 		return "'layer' is no whole number below 2^32";
 	if (step == META_TYPE)
 		return "'step' is no whole number";
+	if (layer != META_OK && point_parse(p->point.name, strlen(p->point.name), &named) && named.layered)
+		return "'point' names a layer, which is to be in 'layer'";
 	p->point.layered = layer == META_OK;
 	p->has_step = step == META_OK;
 	return NULL;
@@ -243,6 +246,7 @@ static const char *read_rows(const struct frame *f, struct point_frame *p)
 
 int point_frame_get(const struct frame *f, struct point_frame *p, struct ds_err *err)
 {
+	char name[POINT_NAME_MAX + 32];
 	const char *why;
 	int rc;
 
@@ -257,6 +261,9 @@ int point_frame_get(const struct frame *f, struct point_frame *p, struct ds_err 
 		return rc;
 	if (p->t.ndim != 2 || !p->t.shape[1])
 		return bad(f, "its tensor is not [rows, columns]", err);
+	point_format(&p->point, name);
+	if (strcmp(p->t.name, name) != 0)
+		return bad(f, "its tensor is not called as its point", err);
 	p->rows = p->t.shape[0];
 	p->cols = p->t.shape[1];
 	why = read_rows(f, p);
@@ -326,7 +333,8 @@ int point_write(struct frame_writer *w, struct meta_builder *b, const struct poi
 {
 	static const char *const ours[] = { "point", "layer", "step", "rows", "tensors", "xxh", "_", NULL };
 	size_t row = d->cols * dtype_size(d->type);
-	uint64_t most = POINT_FRAME_BYTES / (row ? row : 1), stream;
+	uint64_t bytes = d->max_frame && d->max_frame < POINT_FRAME_BYTES ? d->max_frame / 64 * 64 : POINT_FRAME_BYTES;
+	uint64_t most = bytes / (row ? row : 1), stream;
 	const uint8_t *p = d->data;
 	struct place at = { 0, 0 };
 	char name[POINT_NAME_MAX + 32];

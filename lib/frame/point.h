@@ -77,6 +77,7 @@ struct point_data {
 	enum dtype type;
 	const void *data;
 	size_t cols;
+	uint64_t max_frame;      /* most bytes of a payload, a row at least; 0: 64 MiB */
 	const struct point_rows *segs;
 	size_t seg_count;
 };

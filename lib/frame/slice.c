@@ -244,9 +244,7 @@ static int merge_frame(struct frame *f, void *ctx, struct ds_err *err)
 		rc = merge_hello(m, f, err);
 	} else {
 		rc = merge_seen(m, f, err);
-		if (rc)
-			err_prefix(err, "'%s'", m->name);
-		else
+		if (!rc)
 			rc = frame_forward(m->out.w, f, err);
 	}
 	return rc;

@@ -3,9 +3,23 @@
 
 #include "base/log.h"
 #include "frame/input.h"
+#include "frame/messages.h"
+#include "frame/point.h"
 #include "frame/tools.h"
 
-struct check { uint64_t frames; const char *name; };
+struct check {
+	uint64_t frames;
+	const char *name;
+	union { /* room for what is read */
+		struct request request;
+		struct prefilled prefilled;
+		struct token token;
+		struct done done;
+		struct error_message error;
+		struct kv_block kv;
+	} u;
+	struct sampled first[REQUEST_MAX_N];
+};
 
 /* Every row is sound, names are distinct, scales exist. */
 static int check_tensors(const struct frame *f, struct ds_err *err)
@@ -31,25 +45,58 @@ static int check_tensors(const struct frame *f, struct ds_err *err)
 	return rc;
 }
 
+static int check_request(struct check *c, const struct frame *f, struct ds_err *err)
+{
+	const uint32_t *ids;
+	size_t n;
+	int rc = request_get(f, &c->u.request, err);
+
+	return rc ? rc : request_tokens(f, &ids, &n, err);
+}
+
+static int check_prefilled(struct check *c, const struct frame *f, struct ds_err *err)
+{
+	struct meta tokens;
+	size_t n;
+
+	if (meta_array(f->meta, "tokens", &tokens, &n) != META_OK || n > REQUEST_MAX_N)
+		n = 1;
+	return prefilled_get(f, c->first, n, &c->u.prefilled, err);
+}
+
+/* The keys that its type has. */
+static int check_keys(struct check *c, const struct frame *f, struct ds_err *err)
+{
+	struct frame_tensor t;
+	struct point_frame p;
+
+	switch (f->type) {
+	case FRAME_REQUEST: return check_request(c, f, err);
+	case FRAME_KV: return kv_block_get(f, &c->u.kv, &t, err);
+	case FRAME_PREFILLED: return check_prefilled(c, f, err);
+	case FRAME_TOKEN: return token_get(f, &c->u.token, err);
+	case FRAME_DONE: return done_get(f, &c->u.done, err);
+	case FRAME_ERROR: return error_get(f, &c->u.error, err);
+	default: return point_frame_is(f) ? point_frame_get(f, &p, err) : 0;
+	}
+}
+
 static int check_frame(struct frame *f, void *ctx, struct ds_err *err)
 {
 	struct check *c = ctx;
-	struct point_frame p;
 	int rc = input_order(f, err);
 
 	c->frames = f->number + 1;
 	if (!rc)
 		rc = check_tensors(f, err);
-	if (!rc && point_frame_is(f))
-		rc = point_frame_get(f, &p, err);
 	if (!rc)
 		rc = frame_check_payload(f, err);
-	return rc ? err_prefix(err, "'%s'", c->name) : 0;
+	return rc ? rc : check_keys(c, f, err);
 }
 
 static int check_one(const struct tool_options *o, const char *path, struct ds_err *err)
 {
-	struct check c = { 0 };
+	struct check c = { .frames = 0 };
 	struct input in;
 	uint64_t bytes;
 	int rc = input_open(&in, path, o->force, err);

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "base/version.h"
 #include "frame/hello.h"
 #include "frame/messages.h"
@@ -28,8 +29,8 @@ int map_check(const char *map, struct ds_err *err)
 {
 	const char *equal = strchr(map, '=');
 
-	if (!equal || equal == map || !equal[1])
-		return err_set(err, DS_USAGE, "--map: '%s' is not FROM=TO", map);
+	if (!equal || equal == map || !equal[1] || !utf8_valid(map, strlen(map), NULL))
+		return err_set(err, DS_USAGE, "--map: '%s' is not FROM=TO, both UTF-8", map);
 	if (stars(map, (size_t)(equal - map)) > MAP_STARS ||
 		stars(equal + 1, strlen(equal + 1)) > stars(map, (size_t)(equal - map)))
 		return err_set(err, DS_USAGE, "--map: '%s': at most 8 stars, and none in TO that FROM does not have",
@@ -90,13 +91,23 @@ bool map_name(const char *map, const char *name, size_t n, char *dst, size_t cap
 
 /* ---- one tensor ---- */
 
+/* Rows that a tensor gave to a point of a stream, [first, end). */
+struct taken {
+	size_t point;
+	uint64_t stream, first, end;
+	const struct st_tensor *by;
+};
+
 struct unpack {
 	struct slice_out out;
+	uint64_t max_frame;
 	const struct unpack_options *u;
 	struct st_file file;
 	const struct st_tensor **by_name;
 	struct point_rows *segs;
-	size_t seg_cap, written, empty;
+	struct point_set points;
+	struct taken *taken;
+	size_t seg_cap, taken_count, taken_cap, written, empty;
 };
 
 static int bad(const struct unpack *u, const struct st_tensor *t, const char *why, struct ds_err *err)
@@ -232,12 +243,65 @@ static int list_rows(struct unpack *u, const struct st_tensor *t, const struct p
 	return rc;
 }
 
+static int take(struct unpack *u, const struct st_tensor *t, const struct point *point, size_t segs, struct ds_err *err)
+{
+	size_t key;
+
+	if (point_set_add(&u->points, point, &key, err))
+		return err->code;
+	for (size_t i = 0; i < segs; i++) {
+		const struct point_rows *r = &u->segs[i];
+		struct taken *p = mem_more(u->taken, &u->taken_cap, u->taken_count, sizeof *p);
+
+		if (!p)
+			return err_nomem(err, u->taken_count * sizeof *p, "positions");
+		u->taken = p;
+		p[u->taken_count++] = (struct taken){ key, r->stream, r->first, r->first + r->count, t };
+	}
+	return 0;
+}
+
+static int compare_taken(const void *a, const void *b)
+{
+	const struct taken *x = a, *y = b;
+
+	if (x->point != y->point)
+		return x->point < y->point ? -1 : 1;
+	if (x->stream != y->stream)
+		return x->stream < y->stream ? -1 : 1;
+	return x->first < y->first ? -1 : x->first > y->first;
+}
+
+/* A map that is too wide gives one row to several tensors, of which only the last would be seen. */
+static int check_taken(const struct unpack *u, struct ds_err *err)
+{
+	char name[POINT_NAME_MAX + 32];
+
+	if (u->taken_count)
+		qsort(u->taken, u->taken_count, sizeof *u->taken, compare_taken);
+	for (size_t i = 1; i < u->taken_count; i++) {
+		const struct taken *a = &u->taken[i - 1], *b = &u->taken[i];
+
+		if (a->point != b->point || a->stream != b->stream || a->end <= b->first)
+			continue;
+		point_format(&u->points.v[a->point], name);
+		if (a->by == b->by)
+			return bad(u, a->by, "a position comes twice", err);
+		return err_set(err, DS_DATA,
+			"cannot use '%s': tensors '%.*s' and '%.*s' both have position %llu of '%s'%s",
+			u->file.path, (int)a->by->name_len, a->by->name, (int)b->by->name_len, b->by->name,
+			(unsigned long long)b->first, name, u->u->maps->n ? " by what --map says" : "");
+	}
+	return 0;
+}
+
 static int unpack_one(struct unpack *u, const struct st_tensor *t, struct ds_err *err)
 {
 	char name[2 * ST_MAX_NAME];
 	const char *text, *why;
 	struct point point;
-	struct point_data d = { .point = &point, .type = t->type, .data = t->data };
+	struct point_data d = { .point = &point, .type = t->type, .data = t->data,
+		.max_frame = u->max_frame };
 	struct point_rows owner;
 	uint64_t rows, cols;
 	int rc;
@@ -255,7 +319,12 @@ static int unpack_one(struct unpack *u, const struct st_tensor *t, struct ds_err
 		u->empty++;
 		return 0;
 	}
+	if (t->bytes / rows > u->max_frame / 64 * 64) /* no reader would take it: payloads are padded */
+		return bad(u, t, "a row has more bytes than a frame may (--max-frame); are its axes [tokens, columns]?",
+			err);
 	rc = list_rows(u, t, &owner, rows, &d.seg_count, err);
+	if (!rc)
+		rc = take(u, t, &point, d.seg_count, err);
 	if (rc)
 		return rc;
 	d.cols = (size_t)cols;
@@ -281,6 +350,8 @@ static int unpack_all(struct unpack *u, struct ds_err *err)
 
 	for (size_t i = 0; !rc && i < u->file.count; i++)
 		rc = unpack_one(u, &u->file.tensors[i], err);
+	if (!rc)
+		rc = check_taken(u, err);
 	rc = st_result(&u->file, rc, err);
 	if (!rc && !u->written)
 		rc = err_set(err, DS_DATA, "'%s': %s", u->file.path,
@@ -294,21 +365,27 @@ static int unpack_all(struct unpack *u, struct ds_err *err)
 
 int tool_unpack(const struct tool_options *o, const struct unpack_options *how, const char *path, struct ds_err *err)
 {
-	struct unpack u = { .u = how };
+	struct unpack u = { .u = how, .max_frame = o->max_frame };
 	int rc = 0;
 
+	if (how->request && (!*how->request || strlen(how->request) > REQUEST_ID_MAX ||
+		!utf8_valid(how->request, strlen(how->request), NULL)))
+		return err_set(err, DS_USAGE, "--request: '%s' is no name of a request, 1 to %d bytes of UTF-8",
+			how->request, REQUEST_ID_MAX);
 	for (size_t i = 0; !rc && i < how->maps->n; i++)
 		rc = map_check(how->maps->v[i], err);
 	if (!rc)
 		rc = st_open(&u.file, path, err);
 	if (rc)
 		return rc;
-	rc = sort_names(&u, err);
+	rc = st_result(&u.file, sort_names(&u, err), err);
 	if (!rc)
 		rc = slice_open(&u.out, o, err);
 	if (!rc)
 		rc = slice_close(&u.out, unpack_all(&u, err), err);
 	st_close(&u.file);
+	point_set_free(&u.points);
+	free(u.taken);
 	free(u.by_name);
 	free(u.segs);
 	return rc;

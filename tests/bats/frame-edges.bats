@@ -121,6 +121,39 @@ safetensors("twice", [("x", "F32", [1, 1], one), ("y", "F32", [1, 1], one), ("x"
 	refused 65 "tensor 'x': it is there twice" ds-frame unpack twice
 }
 
+@test "unpack: no frame is larger than its readers accept" {
+	make_files 'safetensors("wide", [("x", "F32", [1, 3, 1000], bytes(12000))]); safetensors("batch", [("x", "F32", [2, 3, 1000], bytes(24000))])'
+	ds-frame unpack wide --max-frame 12032 -o o # with padding
+	ds-frame check --max-frame 12032 o
+	refused 65 "tensor 'x': a row has more bytes than a frame may" ds-frame unpack batch --max-frame 11K
+	ds-frame unpack wide --max-frame 8K -o p
+	ds-frame check --max-frame 8K p
+	[ "$(ds-frame dump p | grep -c '"tensor"')" -eq 2 ]
+	ds-frame diff o p
+}
+
+@test "unpack: a map that gives one row to two tensors is refused, so are names that no frame can have" {
+	make_files '
+one = raw("F32", [1])
+layers = [(f"layers.{l}.o", "F32", [1, 1], one) for l in range(3)]
+at = lambda name, p: (name + ".positions", "I64", [1], raw("I64", [p]))
+safetensors("layers", layers)
+safetensors("pieces", layers + [at("layers.1.o", 1), at("layers.2.o", 2)])
+safetensors("twice", [("x", "F32", [2, 1], 2 * one), ("x.positions", "I64", [2], raw("I64", [4, 4]))])'
+	ds-frame unpack layers --map 'layers.*.o=layer.*.out' -o o
+	[ "$(ds-frame dump o | grep -c '"tensor"')" -eq 3 ]
+	refused 65 "'layers.0.o' and 'layers.1.o' both have position 0 of 'layer.3.out' by what --map says" \
+		ds-frame unpack layers --map 'layers.*.o=layer.3.out'
+	refused 65 "tensor 'x': a position comes twice" ds-frame unpack twice
+	ds-frame unpack pieces --map '*=x' -o p
+	ds-frame pack p -o p.st # of three pieces one tensor
+	ds-frame unpack p.st | ds-frame diff - p
+	for name in '' $'\xff' "$(printf '%065d' 0)"; do
+		refused 64 'no name of a request' ds-frame unpack -r "$name" layers
+	done
+	refused 64 'UTF-8' ds-frame unpack layers --map $'*=\xff'
+}
+
 @test "unpack and stat: many tensors, all of them, in little time" {
 	make_files '
 one = raw("F32", [1])
@@ -152,4 +185,37 @@ safetensors("many", [(f"model.layers.{l}.experts.{e}", "F32", [1, 1], one) for l
 	[ ! -e kv ]
 	limited ds-prefill -m "$DS_MODEL" --trace /dev/null -f -o in in # in its place when it is complete
 	ds-frame stat in | grep -q '^kv'
+}
+
+@test "a frame whose keys are wrong is named with its file by every command that reads them, also by check" {
+	make_files '
+import struct
+def frame(path, kind, meta, data=b""):
+    c = Capture(path)
+    c.w.write(kind, dsf.stream_id("r0"), meta, data)
+    c.end()
+def point(path, name, rows, tensor, **more):
+    frame(path, 13, {"point": name, "rows": rows, "tensors": [[tensor, "F32", ["token", "dim"], [1, 1], 0, 4, None]], **more}, bytes(4))
+def kv(path, first, count):
+    frame(path, 3, {"first": first, "count": count, "tensors": [["kv", "F32", ["layer", "token", "dim"], [1, 64, 4], 0, 1024, None]]}, bytes(1024))
+point("sum", "x", [rows("r0", 0, 5)], "x")
+point("none", "x", [rows("r0", 0, 0)], "x")
+point("called", "out", [rows("r0", 0, 1)], "layer.1.out", layer=0)
+point("layer", "layer.0.out", [rows("r0", 0, 1)], "layer.0.out")
+kv("kv-count", 0, 65); kv("kv-none", 0, 0); kv("kv-first", 1 << 40, 1)
+frame("token", 5, {"index": -1, "id": 5})
+frame("ended", 6, {"id": "r0"})
+frame("error", 7, {"code": 0, "message": "x"})
+frame("prefilled", 4, {"position": 3})
+frame("request", 2, {"id": "r0", "sampling": {"top_p": 2.0}, "tensors": [["tokens", "U32", ["token"], [1], 0, 4, None]]}, bytes(4))
+frame("request-empty", 2, {"id": "r0"})'
+	for f in sum none called layer kv-count kv-none kv-first token ended error prefilled request request-empty; do
+		refused 65 "'$f': frame 1" ds-frame check $f
+	done
+	for f in sum none called layer; do
+		refused 65 "'$f': frame 1" ds-frame stat $f
+		refused 65 "'$f': frame 1" ds-frame cut --position 0 $f
+		refused 65 "'$f': frame 1" ds-frame diff $f $f
+		refused 65 "'$f': frame 1" ds-frame pack $f -o x
+	done
 }
