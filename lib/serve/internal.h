@@ -87,6 +87,7 @@ struct stage {
 	bool service;           /* many connections until a signal; else one stream */
 	bool connect, draining, busy, stop, finished;
 	bool working;           /* some connection waits for an answer */
+	bool drain_news;        /* draining began in this round: what came before that is not read yet */
 	bool cut;               /* draining took too long: last words are on their way, until drain_by */
 	int rc;                 /* of the run: the first error's */
 	struct ds_err err;      /* its text, "" if nothing is to be printed */

@@ -354,8 +354,9 @@ static void turn(struct stage *st)
 	st->working = st->draining && working(st);
 	for (struct source *src = st->sources; src && !st->stop; src = src->next)
 		source_turn(src);
-	if (st->working && !working(st))
+	if (st->drain_news || (st->working && !working(st)))
 		st->busy = true; /* a round more, for those that waited for it */
+	st->drain_news = false;
 	reap(st);
 	if (st->service)
 		finish_service(st);

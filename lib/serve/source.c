@@ -428,7 +428,7 @@ bool source_idle(const struct source *src)
 static void finish(struct source *src)
 {
 	struct stage *st = src->st;
-	bool over = st->draining && !st->working && source_idle(src);
+	bool over = st->draining && !st->drain_news && !st->working && source_idle(src);
 
 	if ((!src->input_done && !over) || source_awaits(src))
 		return;

@@ -159,7 +159,7 @@ void stage_drain(struct stage *st)
 {
 	if (st->draining)
 		return;
-	st->draining = true;
+	st->draining = st->drain_news = true;
 	st->drain_by = st->now + st->cfg->opt.drain_ns;
 	log_msg(LOG_INFO, "draining");
 	notify_stopping();
