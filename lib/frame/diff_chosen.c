@@ -56,14 +56,32 @@ static int compare_picks(const void *a, const void *b)
 	return compare_weights(x->weight, y->weight);
 }
 
-/* weights: NULL where only the ids are meant. */
+/* An id as it was dumped, maybe with everything else as floats.  One that is no whole number is no expert's, and the
+ * same only where it is the same number. */
+static int64_t id_at(const struct typed_row *ids, uint64_t i)
+{
+	double v;
+	int64_t bits;
+
+	if (!dtype_is_real(ids->type))
+		return int_at(ids->type, ids->p, i);
+	v = value_at(ids->type, ids->p, i);
+	if (fabs(v) < 0x1p53 && v == floor(v))
+		return (int64_t)v;
+	if (isnan(v))
+		return INT64_MAX;
+	memcpy(&bits, &v, sizeof bits);
+	return bits ^ INT64_MIN; /* far from any small number */
+}
+
+/* weights: NULL where only the ids are meant, which are their own then. */
 static void sort_picks(struct chosen *c, const struct typed_row ids[2], const struct typed_row *weights, uint64_t cols)
 {
 	for (int s = 0; s < 2; s++) {
 		for (uint64_t i = 0; i < cols; i++) {
-			double w = weights ? value_at(weights[s].type, weights[s].p, i) : 0.0;
+			const struct typed_row *w = weights ? &weights[s] : &ids[s];
 
-			c->picks[s][i] = (struct pick){ int_at(ids[s].type, ids[s].p, i), w, i };
+			c->picks[s][i] = (struct pick){ id_at(&ids[s], i), value_at(w->type, w->p, i), i };
 		}
 		qsort(c->picks[s], (size_t)cols, sizeof *c->picks[s], compare_picks);
 	}
@@ -106,7 +124,7 @@ int chosen_ids(struct chosen *c, const struct typed_row ids[2], uint64_t cols, s
 	*d = (struct row_diff){ .cos = 1.0 };
 	if (only[0] && only[1]) /* rows of one length: both or none */
 		*d = (struct row_diff){ .differs = true, .abs = INFINITY, .rel = INFINITY, .cos = (double)NAN,
-			.col = only[0]->col, .a = (double)only[0]->id, .b = (double)only[1]->id };
+			.col = only[0]->col, .a = only[0]->weight, .b = only[1]->weight };
 	return 0;
 }
 
@@ -198,7 +216,7 @@ bool chosen_find(const struct diff *d, const struct diff_point *p, const struct 
 		uint64_t end = !r ? position + *n : r->first > position ? r->first : r->first + r->count;
 
 		*n = end - position < *n ? end - position : *n;
-		found &= r && r->first <= position && r->cols == weights[s]->cols && !dtype_is_real(r->type);
+		found &= r && r->first <= position && r->cols == weights[s]->cols;
 		ids[s] = r;
 	}
 	return found;

@@ -171,7 +171,7 @@ static int compare_piece(struct diff *d, struct diff_point *p, const struct cap_
 		if (ids) {
 			row_at(ids, b, IDS, i, id);
 			rc = chosen_weights(&b->chosen, row, id, r[0]->cols, &one, err);
-		} else if (p->chosen && p->whole) {
+		} else if (p->chosen) {
 			rc = chosen_ids(&b->chosen, row, r[0]->cols, &one, err);
 		} else {
 			row_compare(row[0].type, row[0].p, row[1].type, row[1].p, r[0]->cols, &one);
@@ -196,7 +196,7 @@ static int compare_run(struct diff *d, struct diff_point *p, const struct cap_ro
 		p->over += n;
 		return 0;
 	}
-	p->whole = !dtype_is_real(r[SIDE_A]->type) && !dtype_is_real(r[SIDE_B]->type);
+	p->whole = p->chosen || (!dtype_is_real(r[SIDE_A]->type) && !dtype_is_real(r[SIDE_B]->type));
 	for (int s = 0; s < 2; s++)
 		row[s] = (size_t)r[s]->cols * dtype_size(r[s]->type);
 	most = PIECE / (row[0] > row[1] ? row[0] : row[1]);

@@ -77,6 +77,28 @@ for name, x in ("inf", float("inf")), ("one", 1.0), ("minus", float("-inf")): Ca
 	run -0 ds-frame diff --tol 0.5 inf inf
 }
 
+@test "diff: ids of experts that were dumped as floats are ids, too: sets, with weights by expert, and no tolerance for them" {
+	make_files '
+def chosen(path, dtype, ids, weights):
+    Capture(path).tensor("layer.1.router.ids", [rows("r0", 0, 2)], dtype, 3, ids) \
+        .tensor("layer.1.router.weights", [rows("r0", 0, 2)], "F32", 3, weights).end()
+w, swapped = [.5, .25, .125, .75, .0625, .5], [.125, .5, .25, .5, .75, .0625]
+chosen("u", "U32", [1, 2, 3, 4, 5, 160], w)
+for t in "F32", "BF16", "I64":
+    chosen(t, t, [3, 1, 2, 160, 4, 5], swapped)
+chosen("other", "F32", [3, 1, 2, 160, 4, 6], swapped)
+chosen("half", "F32", [3, 1, 2.5, 160, 4, float("nan")], swapped)'
+	for t in F32 BF16 I64; do
+		run -0 ds-frame diff u $t
+		run -0 ds-frame diff $t u
+	done
+	run -1 ds-frame diff --tol 9 --atol 9 u other
+	assert_line --regexp '^\* layer.1.router.ids +2 +1 +- +- +-  r0 1 \[1\] 5 6$'
+	run -1 ds-frame diff --tol 9 --atol 9 u half
+	assert_line --regexp '^\* layer.1.router.ids +2 +2 .*  r0 0 \[1\] 2 2.5$'
+	run -0 ds-frame diff half half
+}
+
 @test "pack: every tensor lies at a multiple of its element, and of 64 where it fills that; there and back" {
 	make_files '
 c = Capture("odd")
