@@ -6,6 +6,7 @@
 #include <xxhash.h>
 #include <zstd.h>
 
+#include "base/mapped.h"
 #include "base/mem.h"
 #include "frame/internal.h"
 
@@ -62,12 +63,18 @@ void frame_writer_free(struct frame_writer *w)
 
 /* ---- bytes out ---- */
 
-static int fail(struct frame_writer *w, struct ds_err *err)
+/* iov: what was to be written; NULL: out of the queue. */
+static int fail(struct frame_writer *w, const struct iovec *iov, size_t n, struct ds_err *err)
 {
+	int why = errno, lost = 0;
+
 	w->failed = true;
-	if (errno == EPIPE)
+	for (size_t i = 0; why == EFAULT && i < n && !lost; i++)
+		lost = mapped_lost(iov[i].iov_base, iov[i].iov_len, &w->error);
+	errno = why;
+	if (why == EPIPE)
 		err_set(&w->error, DS_SIGPIPE, "'%s': the reader has gone", w->name);
-	else
+	else if (!lost)
 		err_errno(&w->error, DS_IO, "cannot write to '%s'", w->name);
 	*err = w->error;
 	return err->code;
@@ -125,7 +132,7 @@ static int put_iov(struct frame_writer *w, struct iovec *iov, size_t n, struct d
 		else if (errno == EAGAIN || errno == EWOULDBLOCK)
 			break;
 		else if (errno != EINTR)
-			return fail(w, err);
+			return fail(w, iov, n, err);
 	}
 	for (size_t i = 0; !rc && i < n; i++)
 		rc = queue_add(w, iov[i].iov_base, iov[i].iov_len, err);
@@ -156,7 +163,7 @@ int frame_writer_flush(struct frame_writer *w, struct ds_err *err)
 		else if (errno == EAGAIN || errno == EWOULDBLOCK)
 			return 0;
 		else if (errno != EINTR)
-			return fail(w, err);
+			return fail(w, NULL, 0, err);
 	}
 	w->sent = w->queued = 0;
 	if (w->queue_cap > 1 << 20) { /* a burst's memory is not kept */

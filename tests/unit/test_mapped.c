@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/mapped.h"
 #include "base/mem.h"
+#include "frame/frame.h"
 #include "tests/unit/tap.h"
 
 enum { PAGE = 4096, PAGES = 64 };
@@ -355,6 +356,31 @@ static void test_words(void)
 	tap_ok(mapped_lost(p, PAGE, &err) == 0, "no longer known");
 }
 
+/* The fault: what the kernel cannot read for a frame is said to be a fault of where the frame goes. */
+static void test_frame(void)
+{
+	struct map m = map_file(0, true);
+	struct iovec iov = { (void *)(uintptr_t)m.p, PAGE * PAGES };
+	struct meta_builder *meta = meta_new();
+	struct frame_writer *w;
+	struct ds_err err = { 0 };
+	char other[80];
+	int fd, rc;
+
+	snprintf(other, sizeof other, "%s/frames", dir);
+	fd = open(other, O_WRONLY | O_CREAT, 0600);
+	if (fd < 0 || !meta || frame_writer_new(&w, fd, other, &err) || truncate(file, PAGE * 3))
+		tap_bail("cannot write '%s'", other);
+	meta_reset(meta);
+	rc = frame_write(w, FRAME_TENSOR, 0, 1, meta, &iov, 1, false, &err);
+	tap_ok(rc == DS_DATA && strstr(err.text, file) && strstr(err.text, "cut"), "a frame of it: %s", err.text);
+	frame_writer_free(w);
+	meta_free(meta);
+	close(fd);
+	unlink(other);
+	mapped_remove(m.known);
+}
+
 int main(void)
 {
 	if (!mkdtemp(dir))
@@ -365,6 +391,7 @@ int main(void)
 	test_json();
 	test_others();
 	test_words();
+	test_frame();
 	unlink(file);
 	rmdir(dir);
 	return tap_done();
