@@ -100,7 +100,7 @@ static int take_request(struct decode *d, struct source *src, struct frame *f, s
 		return stage_error(src, f->stream, work_name(f, id), true, &why);
 	}
 	if (group_find(d, src, f->stream))
-		return work_twice(f, src, err);
+		return source_twice(src, f, err);
 	if (arriving_from(d, src) >= d->o.max_batch) {
 		err_set(&why, DS_TEMP, "%zu requests of this stream have begun to arrive and none is complete",
 			d->o.max_batch);

@@ -153,7 +153,7 @@ static int take_request(struct prefill *p, struct source *src, struct frame *f, 
 		return stage_error(src, f->stream, work_name(f, id), true, &why);
 	}
 	if (find(p, src, f->stream))
-		return work_twice(f, src, err);
+		return source_twice(src, f, err);
 	if (make_job(p, src, f, &j, &why))
 		return stage_error(src, f->stream, work_name(f, id), why.code == DS_OS, &why);
 	TAILQ_INSERT_TAIL(&p->waiting, j, link);

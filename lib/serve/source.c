@@ -222,6 +222,26 @@ static int said_itself(struct source *src, const struct frame *f, struct ds_err 
 		m.text);
 }
 
+int source_twice(struct source *src, const struct frame *f, struct ds_err *err)
+{
+	char id[REQUEST_ID_MAX + 1];
+
+	if (meta_cstr(f->meta, "id", id, sizeof id) != META_OK)
+		id[0] = 0;
+	return err_set(err, DS_DATA, "'%s': frame %llu: request '%s' is still running; names must differ", src->name,
+		(unsigned long long)f->number, id);
+}
+
+/* The program does not know any more what it has handed over, and our peer would refuse the stream of all clients. */
+static int check_name(struct source *src, const struct frame *f, struct ds_err *err)
+{
+	const struct route *r = NULL;
+
+	if (src->st->connect && f->stream && f->type == FRAME_REQUEST)
+		r = route_find(src->st, f->stream);
+	return r && r->src == src && r->sent ? source_twice(src, f, err) : 0;
+}
+
 static int on_head(struct source *src, struct frame *f, struct ds_err *err)
 {
 	void *dst = NULL;
@@ -234,6 +254,8 @@ static int on_head(struct source *src, struct frame *f, struct ds_err *err)
 		return 0;
 	if (!f->stream && (f->type == FRAME_ERROR || f->type == FRAME_DONE))
 		return said_itself(src, f, err);
+	if (check_name(src, f, err))
+		return err->code;
 	src->drop = refused(src, f);
 	if (!src->drop && src->st->ops->head)
 		rc = src->st->ops->head(src->st->cfg->ctx, src, f, &dst, err);

@@ -101,7 +101,9 @@ int stage_send(struct source *src, unsigned type, uint64_t stream, const struct 
 int stage_forward(struct source *src, const struct frame *f)
 {
 	bool own = !f->stream && (f->type == FRAME_ERROR || f->type == FRAME_DONE); /* would be taken for our word */
-	struct sink *s = own ? NULL : sink_for(src, f->stream);
+	/* What is not there, or is over, has no answer that could be awaited. */
+	bool late = f->type == FRAME_CANCEL && src->st->connect && !route_find(src->st, f->stream);
+	struct sink *s = own || late ? NULL : sink_for(src, f->stream);
 	struct ds_err err;
 
 	if (s && frame_forward(s->w, f, &err))
@@ -123,12 +125,31 @@ void stage_request_id(struct source *src, uint64_t stream, const char *id)
 		snprintf(r->id, sizeof r->id, "%s", id);
 }
 
+static bool mentions(const char *text, const char *name)
+{
+	char quoted[320];
+
+	snprintf(quoted, sizeof quoted, "'%s'", name);
+	return strstr(text, quoted) != NULL;
+}
+
+/* On stderr it must be clear whose request it is: one of many clients may send what names neither it nor a request.
+ * That we are full or drain is nobody's doing. */
+static void tell_whose(struct source *src, const char *id, const struct ds_err *why)
+{
+	struct ds_err whose = *why;
+
+	if (why->code != DS_TEMP && !mentions(why->text, src->name) && !(id && mentions(why->text, id)))
+		err_prefix(&whose, "'%s'", src->name);
+	tell(src->st, &whose, 1);
+}
+
 int stage_error(struct source *src, uint64_t stream, const char *id, bool retryable, const struct ds_err *why)
 {
 	struct stage *st = src->st;
 	struct route *r = st->connect && stream ? route_find(st, stream) : NULL;
 
-	tell(st, why, 1);
+	tell_whose(src, id, why);
 	if (!st->service && !st->rc) {
 		st->rc = why->code;
 		st->err.text[0] = 0; /* said above */

@@ -137,6 +137,9 @@ bool source_blocked(const struct source *src);
 /* Do not read from src until resumed (the program is full).  Its sender is told that we live, now and then, by a
  * droppable STAT frame. */
 void source_pause(struct source *src, bool pause);
+/* Refuses a request whose name one of the same source still bears: their answers could not be told apart, so the
+ * stream is refused (DS_DATA).  The stage does so where the one that bears it has been handed over downstream. */
+int source_twice(struct source *src, const struct frame *f, struct ds_err *err);
 const char *source_name(const struct source *src);
 /* What it said of itself, once its first frame was seen. */
 const struct hello *source_hello(const struct source *src);

@@ -258,14 +258,6 @@ int work_whole(const struct frame *f, struct source *src, struct ds_err *err)
 		source_name(src), (unsigned long long)f->number);
 }
 
-int work_twice(const struct frame *f, struct source *src, struct ds_err *err)
-{
-	char id[REQUEST_ID_MAX + 1];
-
-	return err_set(err, DS_DATA, "'%s': frame %llu: request '%s' is still running; names must differ",
-		source_name(src), (unsigned long long)f->number, work_name(f, id) ? id : "");
-}
-
 int work_not_finite(const struct work *w, const struct request *r, struct ds_err *err)
 {
 	if (engine_check(w->engine, err))

@@ -490,6 +490,66 @@ static void test_drain_behind(void)
 	tap_is_int(finish(pid), DS_TEMP, "75");
 }
 
+/* A cancel may cross its request's last frame. */
+static void test_late_cancel(void)
+{
+	const char *down = socket_address("far"), *address = socket_address("mid");
+	pid_t far = serve_at(down, NULL), mid = relay_at(address, down, 0);
+	unsigned count[FRAME_TYPE_COUNT];
+	struct client a, b;
+
+	client_open(&a, address);
+	client_open(&b, address);
+	say_hello(&a, "m");
+	say_hello(&b, "m");
+	ask(&a, 1, 3, 0);
+	listen_to(&a, FRAME_DONE, count, NULL);
+	say(&a, FRAME_CANCEL, 1, 0);
+	say(&a, FRAME_CANCEL, 2, 0); /* never heard of */
+	say_end(&a);
+	alarm(20);
+	tap_ok(listen_to(&a, 0, count, NULL) == 0 && count[FRAME_END] == 1, "nothing is awaited for a cancel too late");
+	for (uint64_t id = 1; id <= 2; id++) {
+		ask(&b, id, 3, 0);
+		tap_ok(listen_to(&b, FRAME_DONE, count, NULL) == 0 && count[FRAME_TOKEN] == 3, "nor is its id in use");
+	}
+	alarm(0);
+	client_close(&a);
+	client_close(&b);
+	kill(mid, SIGTERM);
+	tap_is_int(finish(mid), 0, "the service is well");
+	kill(far, SIGTERM);
+	finish(far);
+}
+
+/* A client that uses a name twice is no reason to give up the connection that all share. */
+static void test_name_twice(void)
+{
+	const char *down = socket_address("far"), *address = socket_address("mid");
+	pid_t far = serve_at(down, NULL), mid = relay_at(address, down, 0);
+	unsigned count[FRAME_TYPE_COUNT];
+	struct client a, b;
+	uint64_t code = 0;
+
+	client_open(&a, address);
+	client_open(&b, address);
+	say_hello(&a, "m");
+	say_hello(&b, "m");
+	ask(&a, 1, 50000, 0);
+	listen_to(&a, FRAME_TOKEN, count, NULL);
+	ask(&a, 1, 3, 0);
+	tap_ok(listen_to(&a, FRAME_ERROR, count, &code) == 0 && code == DS_DATA && count[FRAME_DONE] == 0,
+		"a name that is in use downstream ends the stream, here");
+	ask(&b, 2, 3, 0);
+	tap_ok(listen_to(&b, FRAME_DONE, count, NULL) == 0 && count[FRAME_TOKEN] == 3, "others are served");
+	client_close(&a);
+	client_close(&b);
+	kill(mid, SIGTERM);
+	tap_is_int(finish(mid), 0, "the service is well");
+	kill(far, SIGTERM);
+	finish(far);
+}
+
 /* ---- one stream ---- */
 
 static void test_reset(void)
@@ -575,6 +635,8 @@ int main(void)
 	test_incomplete();
 	test_no_reader();
 	test_unread_is_told();
+	test_late_cancel();
+	test_name_twice();
 	test_drain_behind();
 	test_reset();
 	test_failed_request_in_file();
