@@ -33,16 +33,20 @@ def connect():
     return s
 
 
-def exchange(data, path):
-    s = connect()
-    sender = threading.Thread(target=s.sendall, args=(data,))
-    sender.start()
+def answers(s, path):
     with open(path, "wb") as out:
         while True:
             got = s.recv(1 << 16)
             if not got:
-                break
+                return
             out.write(got)
+
+
+def exchange(data, path):
+    s = connect()
+    sender = threading.Thread(target=s.sendall, args=(data,))
+    sender.start()
+    answers(s, path)
     sender.join()
 
 

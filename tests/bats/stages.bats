@@ -146,21 +146,9 @@ k[4].pop('xxh', None)" two.kv >bad.kv
 	background ds-decode -m "$DS_MODEL" -l unix:d.sock --kv-memory 368640
 	wait_socket d.sock
 	"$PYTHON" - "$DS_ROOT/tests/bats" <<-'END'
-		import socket, sys
+		import sys
 		sys.path.insert(0, sys.argv[1])
-		import dsf
-		def connect():
-		    s = socket.socket(socket.AF_UNIX)
-		    s.settimeout(40)
-		    s.connect("d.sock")
-		    return s
-		def whole(s, path):
-		    with open(path, "wb") as out:
-		        while True:
-		            data = s.recv(1 << 16)
-		            if not data:
-		                return
-		            out.write(data)
+		from kv_clients import answers, connect
 		a, data = connect(), open("a.kv", "rb").read()
 		cut = 0
 		for _ in range(2 + 5):  # hello, request, five blocks
@@ -168,9 +156,9 @@ k[4].pop('xxh', None)" two.kv >bad.kv
 		a.sendall(data[:cut])
 		b = connect()
 		b.sendall(open("b.kv", "rb").read())
-		whole(b, "b.out")
+		answers(b, "b.out")
 		a.sendall(data[cut:])
-		whole(a, "a.out")
+		answers(a, "a.out")
 	END
 	{ table a.out; table b.out; } >got
 	cmp got want

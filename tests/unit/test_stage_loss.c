@@ -61,37 +61,61 @@ static uint8_t *request_bytes(unsigned before, uint64_t stream, size_t *from, si
 	return p;
 }
 
+/* A service, the downstream that it hands everything to, and two clients. */
+struct chain {
+	pid_t far, mid;
+	struct client a, b;
+};
+
+static void chain_start(struct chain *c)
+{
+	const char *down = socket_address("far"), *address = socket_address("mid");
+
+	c->far = serve_at(down, NULL);
+	c->mid = relay_at(address, down, 0);
+	client_open(&c->a, address);
+	client_open(&c->b, address);
+	say_hello(&c->a, "m");
+	say_hello(&c->b, "m");
+}
+
+/* Of one that nothing is amiss with. */
+static void chain_stop(struct chain *c)
+{
+	client_close(&c->a);
+	client_close(&c->b);
+	kill(c->mid, SIGTERM);
+	tap_is_int(finish(c->mid), 0, "the service is well");
+	kill(c->far, SIGTERM);
+	finish(c->far);
+}
+
 /* ---- the downstream peer dies ---- */
 
 static void test_unsent_requests(void)
 {
-	const char *down = socket_address("far"), *address = socket_address("mid");
-	pid_t far = serve_at(down, NULL), mid = relay_at(address, down, 0);
 	unsigned count[FRAME_TYPE_COUNT];
-	struct client a, b;
+	struct chain c;
 	uint64_t code = 0;
 
-	client_open(&a, address);
-	client_open(&b, address);
-	say_hello(&a, "m");
-	say_hello(&b, "m");
-	ask(&a, 1, 3, 0);
-	tap_ok(listen_to(&a, FRAME_DONE, count, NULL) == 0, "one request is answered");
-	ask(&a, 2, 1 << 30, 0); /* handed over */
-	listen_to(&a, FRAME_TOKEN, count, NULL);
-	ask_half(&a, 3); /* the program holds these */
-	ask_half(&a, 4);
-	say_end(&a);
+	chain_start(&c);
+	ask(&c.a, 1, 3, 0);
+	tap_ok(listen_to(&c.a, FRAME_DONE, count, NULL) == 0, "one request is answered");
+	ask(&c.a, 2, 1 << 30, 0); /* handed over */
+	listen_to(&c.a, FRAME_TOKEN, count, NULL);
+	ask_half(&c.a, 3); /* the program holds these */
+	ask_half(&c.a, 4);
+	say_end(&c.a);
 	rest(100);
-	kill(far, SIGKILL);
-	finish(far);
-	tap_ok(listen_to(&a, 0, count, &code) == 0 && count[FRAME_ERROR] == 3 && count[FRAME_DONE] == 0 &&
+	kill(c.far, SIGKILL);
+	finish(c.far);
+	tap_ok(listen_to(&c.a, 0, count, &code) == 0 && count[FRAME_ERROR] == 3 && count[FRAME_DONE] == 0 &&
 			count[FRAME_END] == 1 && code == DS_UNAVAILABLE,
 		"downstream lost: an error 69 for every other one, handed over or not");
-	tap_ok(listen_to(&b, 0, count, NULL) == 0 && count[FRAME_ERROR] == 0, "and none for who asked nothing");
-	client_close(&a);
-	client_close(&b);
-	tap_is_int(finish(mid), DS_UNAVAILABLE, "the service drains and ends with 69");
+	tap_ok(listen_to(&c.b, 0, count, NULL) == 0 && count[FRAME_ERROR] == 0, "and none for who asked nothing");
+	client_close(&c.a);
+	client_close(&c.b);
+	tap_is_int(finish(c.mid), DS_UNAVAILABLE, "the service drains and ends with 69");
 }
 
 /* Requests that are half read when the peer is lost get one answer, too. */
@@ -493,61 +517,43 @@ static void test_drain_behind(void)
 /* A cancel may cross its request's last frame. */
 static void test_late_cancel(void)
 {
-	const char *down = socket_address("far"), *address = socket_address("mid");
-	pid_t far = serve_at(down, NULL), mid = relay_at(address, down, 0);
 	unsigned count[FRAME_TYPE_COUNT];
-	struct client a, b;
+	struct chain c;
 
-	client_open(&a, address);
-	client_open(&b, address);
-	say_hello(&a, "m");
-	say_hello(&b, "m");
-	ask(&a, 1, 3, 0);
-	listen_to(&a, FRAME_DONE, count, NULL);
-	say(&a, FRAME_CANCEL, 1, 0);
-	say(&a, FRAME_CANCEL, 2, 0); /* never heard of */
-	say_end(&a);
+	chain_start(&c);
+	ask(&c.a, 1, 3, 0);
+	listen_to(&c.a, FRAME_DONE, count, NULL);
+	say(&c.a, FRAME_CANCEL, 1, 0);
+	say(&c.a, FRAME_CANCEL, 2, 0); /* never heard of */
+	say_end(&c.a);
 	alarm(20);
-	tap_ok(listen_to(&a, 0, count, NULL) == 0 && count[FRAME_END] == 1, "nothing is awaited for a cancel too late");
+	tap_ok(listen_to(&c.a, 0, count, NULL) == 0 && count[FRAME_END] == 1,
+		"nothing is awaited for a cancel too late");
 	for (uint64_t id = 1; id <= 2; id++) {
-		ask(&b, id, 3, 0);
-		tap_ok(listen_to(&b, FRAME_DONE, count, NULL) == 0 && count[FRAME_TOKEN] == 3, "nor is its id in use");
+		ask(&c.b, id, 3, 0);
+		tap_ok(listen_to(&c.b, FRAME_DONE, count, NULL) == 0 && count[FRAME_TOKEN] == 3,
+			"nor is its id in use");
 	}
 	alarm(0);
-	client_close(&a);
-	client_close(&b);
-	kill(mid, SIGTERM);
-	tap_is_int(finish(mid), 0, "the service is well");
-	kill(far, SIGTERM);
-	finish(far);
+	chain_stop(&c);
 }
 
 /* A client that uses a name twice is no reason to give up the connection that all share. */
 static void test_name_twice(void)
 {
-	const char *down = socket_address("far"), *address = socket_address("mid");
-	pid_t far = serve_at(down, NULL), mid = relay_at(address, down, 0);
 	unsigned count[FRAME_TYPE_COUNT];
-	struct client a, b;
+	struct chain c;
 	uint64_t code = 0;
 
-	client_open(&a, address);
-	client_open(&b, address);
-	say_hello(&a, "m");
-	say_hello(&b, "m");
-	ask(&a, 1, 50000, 0);
-	listen_to(&a, FRAME_TOKEN, count, NULL);
-	ask(&a, 1, 3, 0);
-	tap_ok(listen_to(&a, FRAME_ERROR, count, &code) == 0 && code == DS_DATA && count[FRAME_DONE] == 0,
+	chain_start(&c);
+	ask(&c.a, 1, 50000, 0);
+	listen_to(&c.a, FRAME_TOKEN, count, NULL);
+	ask(&c.a, 1, 3, 0);
+	tap_ok(listen_to(&c.a, FRAME_ERROR, count, &code) == 0 && code == DS_DATA && count[FRAME_DONE] == 0,
 		"a name that is in use downstream ends the stream, here");
-	ask(&b, 2, 3, 0);
-	tap_ok(listen_to(&b, FRAME_DONE, count, NULL) == 0 && count[FRAME_TOKEN] == 3, "others are served");
-	client_close(&a);
-	client_close(&b);
-	kill(mid, SIGTERM);
-	tap_is_int(finish(mid), 0, "the service is well");
-	kill(far, SIGTERM);
-	finish(far);
+	ask(&c.b, 2, 3, 0);
+	tap_ok(listen_to(&c.b, FRAME_DONE, count, NULL) == 0 && count[FRAME_TOKEN] == 3, "others are served");
+	chain_stop(&c);
 }
 
 /* ---- one stream ---- */
