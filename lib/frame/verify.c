@@ -9,7 +9,6 @@
 
 struct check {
 	uint64_t frames;
-	const char *name;
 	union { /* room for what is read */
 		struct request request;
 		struct prefilled prefilled;
@@ -103,10 +102,9 @@ static int check_one(const struct tool_options *o, const char *path, struct ds_e
 
 	if (rc)
 		return rc;
-	c.name = in.name;
 	rc = input_frames(&in, o->max_frame, false, check_frame, &c, &bytes, err);
 	input_close(&in);
-	if (!rc && printf("%s: %llu frames, %llu bytes, ok\n", c.name, (unsigned long long)c.frames,
+	if (!rc && printf("%s: %llu frames, %llu bytes, ok\n", in.name, (unsigned long long)c.frames,
 		(unsigned long long)bytes) < 0)
 		rc = err_errno(err, DS_IO, "cannot write to '<stdout>'");
 	return rc;

@@ -108,7 +108,5 @@ int fingerprint_quick(const struct model *m, char *hex, struct ds_err *err)
 
 int model_fingerprint_full(const struct model *m, char *hex, struct ds_err *err)
 {
-	int rc = fingerprint(m, true, hex, err);
-
-	return rc ? rc : ckpt_check(m->files, false, err);
+	return ckpt_result(m->files, fingerprint(m, true, hex, err), err);
 }

@@ -106,19 +106,23 @@ void source_end(struct source *src, bool complete)
 	routes_orphan(src);
 }
 
-/* Requests of it that are here or downstream, and will not be answered. */
-static size_t unanswered(const struct source *src)
+/* What becomes of its requests that are here or downstream, and will not be answered; "" where there is none. */
+static const char *dropped(const struct source *src, char text[64])
 {
-	return src->holds > src->routes ? src->holds : src->routes;
+	size_t n = src->holds > src->routes ? src->holds : src->routes;
+
+	text[0] = 0;
+	if (n)
+		snprintf(text, 64, "%zu request%s of it %s dropped", n, plural(n), n == 1 ? "is" : "are");
+	return text;
 }
 
 void source_lost(struct source *src)
 {
-	size_t n = unanswered(src);
+	char text[64];
 
-	if (n)
-		log_msg(LOG_WARN, "'%s' has gone: %zu request%s of it %s dropped", src->name, n, plural(n),
-			n == 1 ? "is" : "are");
+	if (*dropped(src, text))
+		log_msg(LOG_WARN, "'%s' has gone: %s", src->name, text);
 	else
 		log_msg(LOG_INFO, "'%s' has gone", src->name);
 	source_end(src, false);
@@ -134,8 +138,8 @@ static void close_after(struct source *src)
 void source_fail(struct source *src, const struct ds_err *why)
 {
 	struct stage *st = src->st;
-	size_t n = unanswered(src);
-	struct ds_err all;
+	struct ds_err all = *why;
+	char text[64];
 
 	if (src->input_bad || (src->state != SRC_OPEN && !src->tail))
 		return;
@@ -145,10 +149,8 @@ void source_fail(struct source *src, const struct ds_err *why)
 		stage_fail(st, why);
 		return;
 	}
-	all = *why;
-	if (n)
-		err_set(&all, why->code, "%s; %zu request%s of it %s dropped", why->text, n, plural(n),
-			n == 1 ? "is" : "are");
+	if (*dropped(src, text))
+		err_set(&all, why->code, "%s; %s", why->text, text);
 	if (src->r && frame_reader_bytes(src->r) == 0)
 		log_msg(LOG_DEBUG, "%s", why->text); /* someone only knocked */
 	else

@@ -98,6 +98,7 @@ int work_not_finite(const struct work *w, const struct request *r, struct ds_err
 const char *work_name(const struct frame *f, char id[REQUEST_ID_MAX + 1]);
 /* Refuses a frame whose payload goes on in the next one. */
 int work_whole(const struct frame *f, struct source *src, struct ds_err *err);
+
 /* The model's tokenizer, read when it is first asked for: most requests need none. */
 int work_tokenizer(struct work *w, const struct tokenizer **t, struct ds_err *err);
 
