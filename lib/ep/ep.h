@@ -1,0 +1,80 @@
+/*
+ * Expert parallelism as the engine sees it: steps that all ranks take together, and within them dispatch and combine of
+ * rows, start and finish apart.
+ *
+ * ep moves no tensor.  It says where rows go and where they are; kernels copy (kern_put_rows, kern_take_rows,
+ * kern_combine_rows), so that on a device they stay on the device.
+ *
+ * A step:  ep_begin, then for every MoE layer, every lane and every round of it
+ *   ep_dispatch        where each row goes, once for every rank that has an expert of it
+ *   ep_dispatch_post   the rows are written: they leave
+ *   ep_arrive          waits; the rows that came, and which expert wants which of them
+ *   ep_return          where the experts' output rows go
+ *   ep_return_post     they are written: they leave
+ *   ep_collect         waits; where the rows of each (token, choice) are
+ * In between the engine computes what does not depend on it.  Every call that waits may give EP_BROKEN: the membership
+ * has changed, and the step is begun again with ep_begin.
+ *
+ * Rounds: a rank sends at most `tokens` rows at a time; a step takes as many rounds as the largest batch of any rank
+ * needs, the same on all.
+ */
+#ifndef DS_EP_EP_H
+#define DS_EP_EP_H
+
+#include "ep/placement.h"
+#include "ep/unit.h"
+
+struct ep;
+
+struct ep_shape {
+	size_t layers;      /* MoE layers, the MTP layer's the last where it is used */
+	size_t experts, top_k;
+	size_t row_bytes;   /* of a dispatched token */
+	size_t out_bytes;   /* of an expert's output row */
+};
+
+struct ep_config {
+	struct unit_config unit;  /* ops, ctx and bytes are filled in here */
+	struct ep_shape shape;
+	size_t redundant;
+	size_t tokens;            /* of a rank and lane in a round */
+	size_t max_rows;          /* of a step of this rank */
+};
+
+int ep_open(struct ep **ep, const struct ep_config *c, struct ds_err *err);
+void ep_close(struct ep *ep);
+
+/* What a step will be: lanes, and rounds of each. */
+struct ep_step { enum unit_kind kind; size_t lanes, rounds[EP_LANES]; bool over; };
+int ep_begin(struct ep *ep, enum unit_kind want, const size_t rows[EP_LANES], bool ended, struct ep_step *step,
+	struct ds_err *err);
+
+/* Row `row` of the batch goes to dst. */
+struct ep_copy { uint32_t row; void *dst; };
+
+/* ids [rows, top_k] of this round's rows (EP_NONE: no expert); rows <= tokens, else DS_BUG with both numbers.
+ * copies: [*n], valid until the next call for this lane. */
+int ep_dispatch(struct ep *ep, size_t lane, size_t layer, const uint32_t *ids, size_t rows,
+	const struct ep_copy **copies, size_t *n, struct ds_err *err);
+void ep_dispatch_post(struct ep *ep, size_t lane);
+
+/* What came: `rows` tokens at src[], and pairs of (expert, token) sorted by this rank's physical expert, then by source
+ * rank, then by token there. */
+struct ep_arrived {
+	size_t rows;
+	const void *const *src;     /* [rows] */
+	size_t experts;             /* of this rank in this layer */
+	const uint32_t *logical;    /* [experts] */
+	const uint32_t *first;      /* [experts + 1] first pair of each */
+	const uint32_t *gather;     /* [pairs] row of src */
+	size_t pairs;
+};
+int ep_arrive(struct ep *ep, size_t lane, struct ep_arrived *a);
+
+/* dst[i]: where the output row of pair i goes. */
+void ep_return(struct ep *ep, size_t lane, void *const **dst);
+void ep_return_post(struct ep *ep, size_t lane);
+/* rows[i]: where the output of (token, choice) i of this round is, NULL: it had no expert. */
+int ep_collect(struct ep *ep, size_t lane, const void *const **rows);
+
+#endif
