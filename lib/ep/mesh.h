@@ -11,14 +11,17 @@
 #ifndef DS_EP_MESH_H
 #define DS_EP_MESH_H
 
-#include <stdatomic.h>
-
 #include "base/err.h"
 #include "ep/ranks.h"
 
 struct mesh;
 
 enum { MESH_MOST_BYTES = 64 << 20, MESH_MOST_FDS = 4 }; /* of a control message */
+enum { MESH_TYPES = 1 << 16 };                           /* types of control messages are below this */
+#define MESH_REFUSED ((void *)-1)                        /* the answer to a put that makes no sense */
+
+/* Who waits for signs of life: what one asks for does not change what the other does. */
+enum mesh_asker { MESH_ASK_TRANSPORT, MESH_ASK_UNIT, MESH_ASKERS };
 
 /* A payload that goes into the peer's memory.  What the numbers mean is the transport's affair. */
 struct mesh_put {
@@ -32,7 +35,8 @@ struct mesh_ops {
 	/* A control message; data is valid during the call, aligned to 8; the descriptors are the callee's now. */
 	void (*message)(void *ctx, size_t from, unsigned type, const void *data, size_t n, const int *fds,
 		size_t fd_count);
-	/* Where the payload of this put goes, which is read after this returns; NULL: it is read and dropped. */
+	/* Where the payload of this put goes, which is read after this returns; NULL: it is read and dropped;
+	 * MESH_REFUSED: the peer is lost. */
 	void *(*put)(void *ctx, size_t from, const struct mesh_put *h);
 	void (*put_done)(void *ctx, size_t from, const struct mesh_put *h); /* it is there; not for a dropped one */
 	/* The peer is lost, its connection closed.  Once for each mesh_add. */
@@ -62,12 +66,16 @@ void mesh_drop(struct mesh *m, size_t peer); /* without lost() */
 int mesh_send(struct mesh *m, size_t peer, unsigned type, const void *data, size_t n, const int *fds, size_t fd_count,
 	struct ds_err *err);
 /* Queues a put that is not sent before the clock is at due_ns (time_mono_ns; the imitation of a slow link).  data stays
- * where it is until mesh_free; it may be written over once the peer must have had it, or when the put is of an epoch
+ * where it is until mesh_free or mesh_forget; it may be written over once the peer must have had it, or when the put is of an epoch
  * that nobody listens to.  A put held back keeps back those behind it to the same peer, not control messages. */
 void mesh_put(struct mesh *m, size_t peer, const struct mesh_put *h, const void *data, int64_t due_ns);
-/* These are waited for: who stays silent is asked for a sign of life, from a quarter of the timeout on.  An empty set:
- * nobody is. */
-void mesh_expect(struct mesh *m, const struct ranks *who);
+/* Drops the puts that have not begun to leave; those half sent go on from a copy.  When it returns what their data was
+ * may be written over.  Not from the mesh's thread, and not with a lock held that a callback takes.  DS_OS. */
+int mesh_forget(struct mesh *m, struct ds_err *err);
+/* These are waited for by this asker: who stays silent is asked for a sign of life, from a quarter of the timeout on.
+ * An empty set: nobody is. */
+void mesh_expect(struct mesh *m, enum mesh_asker asker, const struct ranks *who);
+int64_t mesh_peer_timeout(const struct mesh *m); /* of its configuration */
 /* Runs fn(arg) on the mesh's thread, soon. */
 int mesh_call(struct mesh *m, void (*fn)(void *arg), void *arg, struct ds_err *err);
 
