@@ -11,7 +11,7 @@
 #include "serve/internal.h"
 
 /* What each slot of the poll set is about; sources follow. */
-enum { P_SIGNALS, P_LISTEN, P_DOWN, P_OUT, P_SOURCES };
+enum { P_SIGNALS, P_LISTEN, P_DOWN, P_OUT, P_BELL, P_SOURCES };
 
 struct loop {
 	struct stage *st;
@@ -44,6 +44,7 @@ static void watch_all(struct loop *l)
 {
 	struct stage *st = l->st;
 	bool down = st->connect && !st->down.lost && !st->down.ended, down_out = down && sink_queued(&st->down.sink);
+	int bell;
 
 	watch(&l->p[P_SIGNALS], signals_fd(), st->service, POLLIN);
 	watch(&l->p[P_LISTEN], st->listen_fd,
@@ -52,6 +53,8 @@ static void watch_all(struct loop *l)
 		(short)((sink_full(&st->out) ? 0 : POLLIN) | (down_out ? POLLOUT : 0)));
 	watch(&l->p[P_OUT], st->out.fd, st->out.w && (st->out_watch || sink_queued(&st->out)),
 		sink_queued(&st->out) ? POLLOUT : 0);
+	bell = st->ops->bell ? st->ops->bell(st->cfg->ctx) : -1;
+	watch(&l->p[P_BELL], bell, bell >= 0, POLLIN); /* step, which follows each poll, is the answer */
 	l->n = 0;
 	for (struct source *src = st->sources; src; src = src->next)
 		watch_source(l, src);

@@ -86,6 +86,9 @@ struct stage_ops {
 	int (*hello)(void *ctx, struct source *src, const struct hello *h, struct ds_err *err);
 	/* One step of work, after each round of input; *busy: there is more to do at once (false at first). */
 	int (*step)(void *ctx, bool *busy, struct ds_err *err);
+	/* A descriptor that is polled beside the streams and is readable when step is to be called though nothing came
+	 * in; step sees to it that it is not any more.  -1: none now.  NULL: none ever. */
+	int (*bell)(void *ctx);
 	/* Draining began: refuse new requests with stage_error(DS_TEMP).  NULL: the stage refuses request frames
 	 * itself. */
 	void (*drain)(void *ctx);
