@@ -46,10 +46,10 @@ void placement_free(struct placement *p); /* NULL: nothing happens */
 
 /*
  * The physical expert for every (token, choice) of one rank's batch: the copies of an expert take its tokens in
- * proportion to their weights, as evenly as can be at every moment (smooth weighted round robin: the copy whose count
- * is furthest behind its share).  start, the rank, says with which it begins, so that ranks with one token each do not
- * all take the first.  Depends on its arguments alone.
- * ids, chosen [rows * top_k]; EP_NONE stays.  counts: working memory, [slots], zeroed by the callee as needed.
+ * proportion to their weights, within one token of it at every moment (of those not ahead of their share the copy whose
+ * next token is due first).  start, the rank, says which copy has the first token, so that ranks with one token each
+ * together keep the proportion too.  Depends on its arguments alone.
+ * ids, chosen [n] (rows * top_k); EP_NONE stays.  counts: working memory, [slots], zeroed by the callee as needed.
  */
 void placement_choose(const struct placement_layer *l, size_t start, const uint32_t *ids, size_t n, uint32_t *chosen,
 	uint32_t *counts);
