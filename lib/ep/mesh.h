@@ -53,7 +53,8 @@ struct mesh_config {
 
 /* Makes the thread; it has no connection yet.  DS_OS. */
 int mesh_new(struct mesh **m, const struct mesh_config *c, struct ds_err *err);
-/* Sends what is queued for a moment (at most a tenth of a second), ends the thread, closes everything. */
+/* Sends what is queued for a moment (at most a tenth of a second), ends the thread, closes everything.  No callback
+ * begins any more but what mesh_call was given. */
 void mesh_free(struct mesh *m);
 
 /* ---- from any thread ---- */
@@ -66,17 +67,17 @@ void mesh_drop(struct mesh *m, size_t peer); /* without lost() */
 int mesh_send(struct mesh *m, size_t peer, unsigned type, const void *data, size_t n, const int *fds, size_t fd_count,
 	struct ds_err *err);
 /* Queues a put that is not sent before the clock is at due_ns (time_mono_ns; the imitation of a slow link).  data stays
- * where it is until mesh_free or mesh_forget; it may be written over once the peer must have had it, or when the put is of an epoch
- * that nobody listens to.  A put held back keeps back those behind it to the same peer, not control messages. */
+ * where it is until mesh_free or mesh_forget; it may be written over once the peer must have had it.  A put held back
+ * keeps back those behind it to the same peer, not control messages. */
 void mesh_put(struct mesh *m, size_t peer, const struct mesh_put *h, const void *data, int64_t due_ns);
 /* Drops the puts that have not begun to leave; those half sent go on from a copy.  When it returns what their data was
- * may be written over.  Not from the mesh's thread, and not with a lock held that a callback takes.  DS_OS. */
-int mesh_forget(struct mesh *m, struct ds_err *err);
+ * may be written over.  Not from the mesh's thread, and not with a lock held that a callback takes. */
+void mesh_forget(struct mesh *m);
 /* These are waited for by this asker: who stays silent is asked for a sign of life, from a quarter of the timeout on.
  * An empty set: nobody is. */
 void mesh_expect(struct mesh *m, enum mesh_asker asker, const struct ranks *who);
 int64_t mesh_peer_timeout(const struct mesh *m); /* of its configuration */
-/* Runs fn(arg) on the mesh's thread, soon. */
+/* Runs fn(arg) on the mesh's thread, soon.  DS_OS. */
 int mesh_call(struct mesh *m, void (*fn)(void *arg), void *arg, struct ds_err *err);
 
 /* ---- from the mesh's thread (also before the first connection is added) ---- */
