@@ -38,8 +38,8 @@ int placement_default(struct placement **p, size_t layers, size_t experts, size_
 int placement_from_map(struct placement **p, size_t layers, size_t experts, size_t world, size_t slots,
 	const uint32_t *map, const float *weight, struct ds_err *err);
 /* The placement that remains when only these ranks are there: their copies stay where they are, experts that have none
- * left go, in order, to the member with the fewest slots in that layer (the lowest in ties); shares of lost copies go to
- * the others in proportion.  All members compute the same.  DS_OS. */
+ * left go, in order, to the member with the fewest slots in that layer (the lowest in ties); shares of lost copies go
+ * to the others in proportion.  All members compute the same.  DS_BUG where none of the world is there; DS_OS. */
 int placement_without(struct placement **p, const struct placement *whole, const struct ranks *members,
 	struct ds_err *err);
 void placement_free(struct placement *p); /* NULL: nothing happens */

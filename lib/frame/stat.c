@@ -8,6 +8,7 @@
 #include "base/map.h"
 #include "frame/input.h"
 #include "frame/messages.h"
+#include "frame/stat_load.h"
 #include "frame/tools.h"
 
 struct by_type { uint64_t frames, bytes, tensors, tensor_bytes; };
@@ -28,6 +29,7 @@ struct stat_table {
 	struct by_request *requests;
 	size_t point_cap, request_count, request_cap;
 	struct map streams;            /* stream -> request */
+	struct stat_load load;
 	uint64_t bytes;
 };
 
@@ -148,6 +150,8 @@ static int stat_frame(struct frame *f, void *ctx, struct ds_err *err)
 	}
 	if (!rc && point_frame_is(f))
 		return count_point(t, f, err);
+	if (!rc && f->type == FRAME_LOAD)
+		return stat_load_add(&t->load, f, err);
 	if (rc || !f->stream || f->type == FRAME_TENSOR)
 		return rc;
 	rc = request_of(t, f->stream, &r, err);
@@ -242,6 +246,7 @@ static void print_text(const struct stat_table *t, struct buf *b)
 			(unsigned long long)p->bytes, (unsigned long long)p->rows);
 	}
 	print_requests(t, b);
+	stat_load_text(&t->load, b);
 }
 
 /* ---- as JSON ---- */
@@ -312,6 +317,7 @@ static void print_json(const struct stat_table *t, struct buf *b)
 	for (size_t i = 0; i < t->request_count; i++)
 		put_request(&w, &t->requests[i]);
 	jw_arr_end(&w);
+	stat_load_json(&t->load, &w);
 	jw_obj_end(&w);
 	buf_str(b, "\n");
 }
@@ -338,6 +344,7 @@ int tool_stat(const struct tool_options *o, const char *path, struct ds_err *err
 	buf_free(&b);
 	map_free(&t.streams);
 	point_set_free(&t.names);
+	stat_load_free(&t.load);
 	free(t.points);
 	free(t.requests);
 	return rc;

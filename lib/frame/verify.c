@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "frame/input.h"
 #include "frame/messages.h"
+#include "frame/messages_unit.h"
 #include "frame/point.h"
 #include "frame/tools.h"
 
@@ -16,6 +17,8 @@ struct check {
 		struct done done;
 		struct error_message error;
 		struct kv_block kv;
+		struct load_message load;
+		struct plan_message plan;
 	} u;
 	struct sampled first[REQUEST_MAX_N];
 };
@@ -76,6 +79,8 @@ static int check_keys(struct check *c, const struct frame *f, struct ds_err *err
 	case FRAME_TOKEN: return token_get(f, &c->u.token, err);
 	case FRAME_DONE: return done_get(f, &c->u.done, err);
 	case FRAME_ERROR: return error_get(f, &c->u.error, err);
+	case FRAME_LOAD: return load_get(f, &c->u.load, err);
+	case FRAME_PLAN: return plan_get(f, &c->u.plan, err);
 	default: return point_frame_is(f) ? point_frame_get(f, &p, err) : 0;
 	}
 }

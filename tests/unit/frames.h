@@ -111,4 +111,41 @@ TAP_USED static int read_all(int fd, uint64_t max, unsigned *frames, struct ds_e
 	return rc;
 }
 
+/* A stream that has its hello; frames_look ends it. */
+TAP_USED static struct frame_writer *frames_begin(int *fd)
+{
+	struct hello h = { .program = "test", .version = "0" };
+	struct meta_builder *b = meta_new();
+	struct frame_writer *w;
+	struct ds_err err;
+
+	*fd = memfd_create("frames", MFD_CLOEXEC);
+	hello_put(b, &h);
+	if (frame_writer_new(&w, *fd, "m", &err) || frame_write(w, FRAME_HELLO, 0, 0, b, NULL, 0, false, &err))
+		tap_bail("%s", err.text);
+	meta_free(b);
+	return w;
+}
+
+/* Ends the stream and reads it back; look() sees each frame of that type while it is valid. */
+TAP_USED static void frames_look(struct frame_writer *w, int fd, unsigned type,
+	void (*look)(const struct frame *f, void *ctx), void *ctx)
+{
+	struct frame_reader *r;
+	enum frame_event ev = FRAME_AGAIN;
+	struct frame *f;
+	struct ds_err err;
+
+	if (frame_write_end(w, &err) || lseek(fd, 0, SEEK_SET) || frame_reader_new(&r, fd, "m", 0, &err))
+		tap_bail("%s", err.text);
+	while (!frame_reader_next(r, &ev, &f, &err) && ev != FRAME_EOF)
+		if (ev == FRAME_BODY && f->type == type)
+			look(f, ctx);
+	if (ev != FRAME_EOF)
+		tap_bail("%s", err.text);
+	frame_reader_free(r);
+	frame_writer_free(w);
+	close(fd);
+}
+
 #endif

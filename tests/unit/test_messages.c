@@ -10,30 +10,14 @@
 static void read_back(unsigned type, const struct meta_builder *b, const void *data, size_t n,
 	void (*look)(const struct frame *f, void *ctx), void *ctx)
 {
-	int fd = memfd_create("messages", MFD_CLOEXEC);
-	struct hello h = { .program = "test", .version = "0" };
-	struct meta_builder *hello = meta_new();
 	struct iovec iov = { (void *)(uintptr_t)data, n };
-	struct frame_writer *w;
-	struct frame_reader *r;
-	enum frame_event ev = FRAME_AGAIN;
-	struct frame *f;
 	struct ds_err err;
+	int fd;
+	struct frame_writer *w = frames_begin(&fd);
 
-	hello_put(hello, &h);
-	if (frame_writer_new(&w, fd, "m", &err) || frame_write(w, FRAME_HELLO, 0, 0, hello, NULL, 0, false, &err) ||
-	    frame_write(w, type, 0, 1, b, &iov, n ? 1 : 0, false, &err) || frame_write_end(w, &err) ||
-	    lseek(fd, 0, SEEK_SET) || frame_reader_new(&r, fd, "m", 0, &err))
+	if (frame_write(w, type, 0, 1, b, &iov, n ? 1 : 0, false, &err))
 		tap_bail("%s", err.text);
-	while (!frame_reader_next(r, &ev, &f, &err) && ev != FRAME_EOF)
-		if (ev == FRAME_BODY && f->type == type)
-			look(f, ctx);
-	if (ev != FRAME_EOF)
-		tap_bail("%s", err.text);
-	frame_reader_free(r);
-	frame_writer_free(w);
-	meta_free(hello);
-	close(fd);
+	frames_look(w, fd, type, look, ctx);
 }
 
 /* ---- request ---- */
