@@ -11,7 +11,7 @@
 #include "base/err.h"
 #include "ep/ranks.h"
 
-enum { EP_NONE = UINT32_MAX }; /* a slot without an expert; a choice without one */
+#define EP_NONE UINT32_MAX /* a slot without an expert; a choice without one */
 
 struct placement_layer {
 	uint32_t *logical;    /* [slots] by physical expert; ranks' slots follow one another; never EP_NONE */

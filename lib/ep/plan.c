@@ -72,7 +72,7 @@ int plan_unpack(const void *bytes, size_t n, const struct plan_shape *shape, str
 {
 	const uint8_t *from = bytes;
 	struct meta_doc *doc;
-	struct packed h;
+	struct packed h = { 0 };
 	struct frame f;
 	int rc;
 

@@ -98,35 +98,34 @@ void stat_load_text(const struct stat_load *s, struct buf *b)
 	}
 }
 
+static void put_rank(struct jw *w, size_t rank, const struct stat_rank *r)
+{
+	size_t most;
+	const struct { const char *key; uint64_t v; } figures[] = {
+		{ "rank", rank }, { "frames", r->frames }, { "interval_ns", r->interval_ns }, { "steps", r->steps },
+		{ "rows", r->rows }, { "chosen", r->chosen }, { "computed", r->computed },
+		{ "sent_bytes", r->sent_bytes }, { "received_bytes", r->received_bytes },
+		{ "waited_ns", waited(r, &most) },
+	};
+
+	jw_obj(w);
+	for (size_t i = 0; i < ARRAY_LEN(figures); i++)
+		jw_put_uint(w, figures[i].key, figures[i].v);
+	jw_key(w, "longest_for");
+	if (most < r->world)
+		jw_uint(w, most);
+	else
+		jw_null(w);
+	jw_obj_end(w);
+}
+
 void stat_load_json(const struct stat_load *s, struct jw *w)
 {
 	jw_key(w, "loads");
 	jw_arr(w);
-	for (size_t i = 0; i < s->n; i++) {
-		const struct stat_rank *r = &s->ranks[i];
-		size_t most;
-		uint64_t ns = waited(r, &most);
-
-		if (!r->frames)
-			continue;
-		jw_obj(w);
-		jw_put_uint(w, "rank", i);
-		jw_put_uint(w, "frames", r->frames);
-		jw_put_uint(w, "interval_ns", r->interval_ns);
-		jw_put_uint(w, "steps", r->steps);
-		jw_put_uint(w, "rows", r->rows);
-		jw_put_uint(w, "chosen", r->chosen);
-		jw_put_uint(w, "computed", r->computed);
-		jw_put_uint(w, "sent_bytes", r->sent_bytes);
-		jw_put_uint(w, "received_bytes", r->received_bytes);
-		jw_put_uint(w, "waited_ns", ns);
-		jw_key(w, "longest_for");
-		if (most < r->world)
-			jw_uint(w, most);
-		else
-			jw_null(w);
-		jw_obj_end(w);
-	}
+	for (size_t i = 0; i < s->n; i++)
+		if (s->ranks[i].frames)
+			put_rank(w, i, &s->ranks[i]);
 	jw_arr_end(w);
 }
 

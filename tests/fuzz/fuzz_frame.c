@@ -9,9 +9,11 @@
 #include <unistd.h>
 
 #include "base/json.h"
+#include "ep/plan.h"
 #include "frame/hello.h"
 #include "frame/internal.h"
 #include "frame/messages.h"
+#include "frame/messages_unit.h"
 #include "tests/fuzz/repair.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -19,6 +21,35 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 enum { MAX_DATA = 1 << 20 };
 
 static volatile uint32_t seen; /* so that what is read is read */
+
+/* A load, and a plan that becomes a placement; sent on, it is the same or as wrong. */
+static void look_at_unit(const struct frame *f)
+{
+	struct load_message load;
+	struct plan_message plan;
+	struct plan_shape shape = { 2, 4, 3 };
+	struct placement *p, *q;
+	uint64_t epoch;
+	struct ds_err err;
+	void *bytes;
+	size_t n;
+	int rc;
+
+	if (load_get(f, &load, &err) == 0)
+		seen += (uint32_t)load.counts[0] + (uint32_t)load_peer_at(f, load.world - 1).sent_bytes;
+	if (plan_get(f, &plan, &err) == 0 && plan.layers < 100)
+		shape = (struct plan_shape){ plan.layers, plan.experts, plan.ranks };
+	rc = plan_placement(f, &shape, &p, &epoch, &err);
+	if (plan_pack(f, &bytes, &n, &err) == 0) {
+		int same = plan_unpack(bytes, n, &shape, &q, &epoch, &err);
+
+		if (f->type == FRAME_PLAN && (same != rc || !p != !q))
+			abort();
+		placement_free(q);
+		free(bytes);
+	}
+	placement_free(p);
+}
 
 static void look(const struct frame *f)
 {
@@ -53,7 +84,8 @@ static void look(const struct frame *f)
 	token_get(f, &tok, &err);
 	done_get(f, &done, &err);
 	error_get(f, &em, &err);
-	seen = sum;
+	look_at_unit(f);
+	seen += sum;
 }
 
 static void look_at_meta(const struct frame *f)

@@ -111,9 +111,11 @@ static void sums(void)
 	s = take(&b);
 	tap_ok(s.chosen == (int64_t)(tokens * TOP_K * LAYERS - none) && s.computed == s.chosen && none,
 		"over all ranks tokens times choices are counted, and computed: %lld", (long long)s.chosen);
-	tap_ok(s.each && s.rows == tokens && s.steps == 6 * WORLD, "for each expert of each layer; tokens and steps, too");
+	tap_ok(s.each && s.rows == tokens && s.steps == 6 * WORLD,
+		"for each expert of each layer; tokens and steps, too");
 	s = take(&b);
-	tap_ok(!s.chosen && !s.computed && !s.rows && !s.steps && s.each, "what was handed out is not handed out again");
+	tap_ok(!s.chosen && !s.computed && !s.rows && !s.steps && s.each,
+		"what was handed out is not handed out again");
 	tokens = none = 0;
 	tokens = step(&b, 77, &none);
 	finish(&b, 77);
@@ -138,7 +140,8 @@ static void undone(void)
 	tap_ok(!s.chosen && !s.computed && s.each, "a step that goes on is not counted yet");
 	finish(&b, 5);
 	s = take(&b);
-	tap_ok(s.chosen == (int64_t)(tokens * TOP_K * LAYERS - again) && s.each, "a step that was begun again counts once");
+	tap_ok(s.chosen == (int64_t)(tokens * TOP_K * LAYERS - again) && s.each,
+		"a step that was begun again counts once");
 	end(&b);
 }
 
@@ -174,7 +177,8 @@ static void times(void)
 	begin(&b);
 	usleep(2000);
 	load_take(b.load[0], 1, 0, &m);
-	tap_ok(m.interval_ns >= 2000000, "an interval is as long as it was: %llu ns", (unsigned long long)m.interval_ns);
+	tap_ok(m.interval_ns >= 2000000,
+		"an interval is as long as it was: %llu ns", (unsigned long long)m.interval_ns);
 	end(&b);
 	load_free(NULL);
 }

@@ -56,6 +56,12 @@ static void refused(const char *what, const char *a, const char *b)
 		rc == DS_DATA ? why.text : "it is not");
 }
 
+static void bad_plan(const struct plan_message *p, const char *what, const char *a, const char *b)
+{
+	write_plan(p);
+	refused(what, a, b);
+}
+
 static void test_plan(void)
 {
 	struct plan_message p = good_plan();
@@ -68,28 +74,21 @@ static void test_plan(void)
 
 	p = good_plan();
 	ids[11] = 4;
-	write_plan(&p);
-	refused("an expert that is not there", "'placement' of layer 1, rank 2, slot 1 is expert 4", "-1 to 3");
+	bad_plan(&p, "an expert that is not there", "'placement' of layer 1, rank 2, slot 1 is expert 4", "-1 to 3");
 	ids[11] = -2;
-	write_plan(&p);
-	refused("an expert below 0", "layer 1, rank 2, slot 1", "-2");
+	bad_plan(&p, "an expert below 0", "layer 1, rank 2, slot 1", "-2");
 	ids[11] = 3;
-	write_plan(&p);
-	refused("an expert without a slot", "layer 1", "expert 2");
+	bad_plan(&p, "an expert without a slot", "layer 1", "expert 2");
 	p = good_plan();
 	weights[1] = NAN;
-	write_plan(&p);
-	refused("a weight that is none", "'weights' of layer 0, rank 0, slot 1", "nan");
+	bad_plan(&p, "a weight that is none", "'weights' of layer 0, rank 0, slot 1", "nan");
 	weights[1] = INFINITY;
-	write_plan(&p);
-	refused("an infinite weight", "slot 1", "inf");
+	bad_plan(&p, "an infinite weight", "slot 1", "inf");
 	weights[1] = 0;
-	write_plan(&p);
-	refused("a weight of 0", "slot 1", "above 0");
+	bad_plan(&p, "a weight of 0", "slot 1", "above 0");
 	p = good_plan();
 	p.epoch = 0;
-	write_plan(&p);
-	refused("a plan without a number", "'epoch'", "0");
+	bad_plan(&p, "a plan without a number", "'epoch'", "0");
 }
 
 /* Meta and tensor rows as they come, over a payload of `bytes` zeroes. */
@@ -122,6 +121,12 @@ static void write_raw(const struct raw *r, const char *tensor)
 	meta_free(b);
 }
 
+static void bad_raw(const struct raw *r, const char *tensor, const char *what, const char *a, const char *b)
+{
+	write_raw(r, tensor);
+	refused(what, a, b);
+}
+
 static void test_plan_shapes(void)
 {
 	const struct raw good = { 1, 1, 2, 2, DT_I32, "layer,rank,slot", { 1, 2, 2 }, 3 };
@@ -129,39 +134,30 @@ static void test_plan_shapes(void)
 
 	write_raw(&r, "placement");
 	tap_ok(rc == -1, "a plan of one expert is read");
-	write_raw(&r, "place");
-	refused("no tensor of that name", "'placement'", "missing");
+	bad_raw(&r, "place", "no tensor of that name", "'placement'", "missing");
 	r.type = DT_U32;
-	write_raw(&r, "placement");
-	refused("another type", "'placement'", "I32 [layer 1, rank 2, slot 2]");
+	bad_raw(&r, "placement", "another type", "'placement'", "I32 [layer 1, rank 2, slot 2]");
 	r = good;
 	r.dims = "rank,layer,slot";
-	write_raw(&r, "placement");
-	refused("other axes", "'placement'", "layer 1");
+	bad_raw(&r, "placement", "other axes", "'placement'", "layer 1");
 	r = good;
 	r.shape[1] = 3;
-	write_raw(&r, "placement");
-	refused("another shape than in meta", "'placement'", "rank 2");
+	bad_raw(&r, "placement", "another shape than in meta", "'placement'", "rank 2");
 	r.ndim = 2;
 	r.dims = "layer,rank";
-	write_raw(&r, "placement");
-	refused("fewer axes", "'placement'", "slot 2");
+	bad_raw(&r, "placement", "fewer axes", "'placement'", "slot 2");
 	r = good;
 	r.layers = r.shape[0] = UINT32_MAX;
-	write_raw(&r, "placement");
-	refused("more layers than bytes", "placement", "beyond the payload");
+	bad_raw(&r, "placement", "more layers than bytes", "placement", "beyond the payload");
 	r = good;
 	r.experts = UNIT_MESSAGE_EXPERTS + 1;
-	write_raw(&r, "placement");
-	refused("too many experts", "'experts'", "65537");
+	bad_raw(&r, "placement", "too many experts", "'experts'", "65537");
 	r = good;
 	r.ranks = UINT64_MAX;
-	write_raw(&r, "placement");
-	refused("too many ranks", "'ranks'", "16384");
+	bad_raw(&r, "placement", "too many ranks", "'ranks'", "16384");
 	r = good;
 	r.slots = 0;
-	write_raw(&r, "placement");
-	refused("no slots", "'slots'", "is 0");
+	bad_raw(&r, "placement", "no slots", "'slots'", "is 0");
 }
 
 static void test_too_large(void)
@@ -228,6 +224,12 @@ static void write_load(const struct load_message *m)
 	meta_free(b);
 }
 
+static void bad_load(const struct load_message *m, const char *what, const char *a, const char *b)
+{
+	write_load(m);
+	refused(what, a, b);
+}
+
 static void test_load(void)
 {
 	struct load_message m = good_load();
@@ -235,20 +237,16 @@ static void test_load(void)
 	write_load(&m);
 	tap_ok(!rc, "a load comes back, is droppable");
 	counts[5] = -1;
-	write_load(&m);
-	refused("a count below 0", "'counts' of layer 4, expert 1", "-1");
+	bad_load(&m, "a count below 0", "'counts' of layer 4, expert 1", "-1");
 	m = good_load();
 	received[7] = INT64_MIN;
-	write_load(&m);
-	refused("rows below 0", "'received' of layer 4, expert 3", "below 0");
+	bad_load(&m, "rows below 0", "'received' of layer 4, expert 3", "below 0");
 	m = good_load();
 	m.rank = 3;
-	write_load(&m);
-	refused("a rank beyond the world", "'rank' is 3", "0 to 2");
+	bad_load(&m, "a rank beyond the world", "'rank' is 3", "0 to 2");
 	m = good_load();
 	m.world = 0;
-	write_load(&m);
-	refused("a world of none", "'world'", "is 0");
+	bad_load(&m, "a world of none", "'world'", "is 0");
 }
 
 /* A load whose arrays of peers are not what they should be. */
@@ -289,8 +287,33 @@ static void test_peers(void)
 	refused("no end of peers", "'sent_bytes'", "20000");
 }
 
-int main(void)
+/* One of each, for other implementations to read. */
+static int write_sample(const char *path)
 {
+	struct plan_message p = good_plan();
+	struct load_message m = good_load();
+	struct meta_builder *b = meta_new();
+	int fd, rc_write;
+	struct frame_writer *w = frames_begin(&fd);
+	uint8_t *bytes;
+	size_t n;
+	FILE *out = fopen(path, "w");
+
+	if (!out || plan_write(w, b, &p, &why) || load_write(w, b, &m, &why) || frame_write_end(w, &why))
+		return 1;
+	bytes = bytes_of(fd, &n);
+	rc_write = fwrite(bytes, 1, n, out) != n;
+	free(bytes);
+	frame_writer_free(w);
+	meta_free(b);
+	close(fd);
+	return fclose(out) || rc_write;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc == 3 && strcmp(argv[1], "--sample") == 0)
+		return write_sample(argv[2]);
 	test_plan();
 	test_plan_shapes();
 	test_too_large();
