@@ -67,7 +67,8 @@ const void *transport_message(struct transport *t, size_t src, enum slot_kind ki
 /*
  * A rank that has nothing to do sleeps in its own poll, not in transport_wait.  park(true, ...) returns true where it
  * may: from then on bell_fd becomes readable when a vote comes (or transport_ring is called).  False: one of `seq` or
- * later in this lane is there already, or the epoch is broken.  park(false) clears the bell.  transport_break rings it.
+ * later in this lane is there already, or the epoch is broken.  park(false) clears the bell, which may still ring once
+ * for a vote that was seen already.  transport_break rings it.
  */
 bool transport_park(struct transport *t, bool on, size_t lane, uint64_t seq);
 int transport_bell_fd(const struct transport *t);

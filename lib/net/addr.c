@@ -170,7 +170,7 @@ static bool inherited(int *fd)
 
 /* A socket file that nobody answers at is removed; the directory is locked, so that two that start together do not
  * remove each other's. */
-static int clear_stale(const struct addr *a, const struct sockaddr_un *u, struct ds_err *err)
+static int clear_stale(const struct addr *a, const struct sockaddr_un *u, bool over, struct ds_err *err)
 {
 	struct stat st;
 	int fd, rc, why;
@@ -185,9 +185,11 @@ static int clear_stale(const struct addr *a, const struct sockaddr_un *u, struct
 	rc = connect(fd, (const struct sockaddr *)u, sizeof *u);
 	why = errno;
 	close(fd);
-	if (rc == 0 || why == EAGAIN)
+	if (!over && (rc == 0 || why == EAGAIN)) {
+		errno = EADDRINUSE;
 		return err_set(err, DS_CONFIG, "cannot listen on '%s': another process serves there", a->text);
-	if (why == ECONNREFUSED && unlink(a->path) && errno != ENOENT)
+	}
+	if ((over || why == ECONNREFUSED) && unlink(a->path) && errno != ENOENT)
 		return err_errno(err, DS_CONFIG, "cannot remove the stale socket '%s'", a->path);
 	return 0;
 }
@@ -210,12 +212,12 @@ static int lock_directory(const char *path)
 	return fd;
 }
 
-static int listen_unix(const struct addr *a, int *out, struct ds_err *err)
+static int listen_unix(const struct addr *a, bool over, int *out, struct ds_err *err)
 {
 	struct sockaddr_un u = unix_name(a);
-	int lock = lock_directory(a->path), fd = -1, rc;
+	int lock = lock_directory(a->path), fd = -1, rc, why;
 
-	rc = clear_stale(a, &u, err);
+	rc = clear_stale(a, &u, over, err);
 	if (rc)
 		goto out;
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -224,25 +226,28 @@ static int listen_unix(const struct addr *a, int *out, struct ds_err *err)
 	else if (bind(fd, (const struct sockaddr *)&u, sizeof u) || listen(fd, BACKLOG))
 		rc = err_errno(err, DS_CONFIG, "cannot listen on '%s'", a->text);
 out:
+	why = errno;
 	if (lock >= 0)
 		close(lock);
 	if (rc && fd >= 0)
 		close(fd);
 	else if (!rc)
 		*out = fd;
+	errno = why;
 	return rc;
 }
 
 static int listen_tcp(const struct addr *a, bool anywhere, int *out, struct ds_err *err)
 {
 	struct addrinfo *list, *ai;
-	int fd = -1, on = 1, rc = resolve(a, true, &list, err);
+	int fd = -1, on = 1, rc = resolve(a, true, &list, err), why;
 
 	if (rc)
 		return rc;
 	for (ai = list; ai && !anywhere; ai = ai->ai_next)
 		if (!loopback(ai->ai_addr)) {
 			freeaddrinfo(list);
+			errno = EACCES;
 			return err_set(err, DS_CONFIG,
 				"'%s' is reachable from other machines, without TLS: say --insecure if that is meant",
 				a->text);
@@ -255,13 +260,28 @@ static int listen_tcp(const struct addr *a, bool anywhere, int *out, struct ds_e
 		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
 		if (bind(fd, ai->ai_addr, ai->ai_addrlen) || listen(fd, BACKLOG)) {
 			rc = err_errno(err, DS_CONFIG, "cannot listen on '%s'", a->text);
+			why = errno;
 			close(fd);
+			errno = why;
 		}
 	}
+	why = errno;
 	freeaddrinfo(list);
+	errno = why;
 	if (!rc)
 		*out = fd;
 	return rc;
+}
+
+int addr_bind(const struct addr *a, bool anywhere, bool over, int *fd, struct ds_err *err)
+{
+	*fd = -1;
+	if (a->kind == ADDR_UNIX)
+		return listen_unix(a, over, fd, err);
+	if (a->kind == ADDR_TCP)
+		return listen_tcp(a, anywhere, fd, err);
+	errno = EINVAL;
+	return err_set(err, DS_USAGE, "cannot listen on '%s': unix:PATH or tcp:HOST:PORT", a->text);
 }
 
 int addr_listen(const struct addr *a, bool anywhere, int *fd, struct ds_err *err)
@@ -275,7 +295,7 @@ int addr_listen(const struct addr *a, bool anywhere, int *fd, struct ds_err *err
 		return take(a, a->fd, fd, err);
 	if (inherited(&given))
 		return take(a, given, fd, err);
-	return a->kind == ADDR_UNIX ? listen_unix(a, fd, err) : listen_tcp(a, anywhere, fd, err);
+	return a->kind == ADDR_UNIX ? listen_unix(a, false, fd, err) : listen_tcp(a, anywhere, fd, err);
 }
 
 void addr_local(int fd, char *text, size_t cap)
@@ -345,6 +365,32 @@ static int try_all(const struct addr *a, const struct addrinfo *list, int64_t un
 	for (; list && fd < 0; list = list->ai_next)
 		fd = try_connect(list->ai_family, list->ai_addr, list->ai_addrlen, until);
 	return fd;
+}
+
+int addr_start(const struct addr *a, int *fd, struct ds_err *err)
+{
+	struct sockaddr_un u = unix_name(a);
+	struct addrinfo *list = NULL;
+	int rc = a->kind == ADDR_TCP ? resolve(a, false, &list, err) : 0, on = 1, why;
+
+	*fd = -1;
+	if (rc)
+		return rc;
+	*fd = socket(list ? list->ai_family : AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (*fd >= 0 && list)
+		setsockopt(*fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+	if (*fd < 0 || ((list ? connect(*fd, list->ai_addr, list->ai_addrlen) :
+		connect(*fd, (const struct sockaddr *)&u, sizeof u)) && errno != EINPROGRESS))
+		rc = err_errno(err, DS_UNAVAILABLE, "cannot connect to '%s'", a->text);
+	why = errno;
+	if (list)
+		freeaddrinfo(list);
+	if (rc && *fd >= 0) {
+		close(*fd);
+		*fd = -1;
+	}
+	errno = why;
+	return rc;
 }
 
 /* Again and again; errno says why it gave up. */

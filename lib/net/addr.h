@@ -25,6 +25,12 @@ int addr_parse(const char *text, struct addr *a, struct ds_err *err); /* DS_USAG
  * refused (DS_CONFIG).  A TCP address beyond loopback needs `anywhere` (the operator's explicit word), else DS_CONFIG
  * says so.  LISTEN_FDS and fd:N are taken as they are. */
 int addr_listen(const struct addr *a, bool anywhere, int *fd, struct ds_err *err);
+/* The same of unix:PATH and tcp:HOST:PORT, never a supervisor's socket; errno says why it failed.  over: a unix socket
+ * is replaced though a process has it open (one that is known to have stopped). */
+int addr_bind(const struct addr *a, bool anywhere, bool over, int *fd, struct ds_err *err);
+/* Begins to connect a non-blocking socket, once, and does not wait: it is writable when that has ended, SO_ERROR says
+ * how.  errno says why it failed. */
+int addr_start(const struct addr *a, int *fd, struct ds_err *err);
 /* A connected non-blocking socket; retries refused or absent addresses until timeout_ns (services start in any
  * order). */
 int addr_connect(const struct addr *a, int64_t timeout_ns, int *fd, struct ds_err *err);
