@@ -112,6 +112,26 @@ void kern_embed(struct kern_stream *s, float *y, size_t ldy, const struct mat *t
 void kern_combine(struct kern_stream *s, float *y, size_t ldy, const float *x, size_t ldx, const uint32_t *slot,
 	const float *w, size_t top_k, size_t rows, size_t cols, bool round);
 
+/* ---- rows that travel between ranks ---- */
+
+/*
+ * A row of `cols` elements on its way.  F8: cols codes, from the next multiple of 4 on the scales of its blocks of 128
+ * columns; BF16; F32.  Rounded up to 16 bytes: 7,392 for DeepSeek-V3's 7,168 in F8, 14,336 in BF16.
+ */
+size_t kern_row_bytes(enum act_kind kind, size_t cols);
+/* Writes rows row[i] (NULL: i) of x to dst[i], i < n.  kind: that of x, or BF16 where x is F32 with values that are
+ * bfloat16's. */
+void kern_put_rows(struct kern_stream *s, enum act_kind kind, const struct act *x, const uint32_t *row,
+	void *const *dst, size_t n);
+/* The n rows at src[], of this kind, as kern_pack would have given them: as is the same kind, or F32 of BF16.  buf:
+ * kern_take_bytes. */
+size_t kern_take_bytes(enum act_kind as, size_t rows, size_t cols);
+void kern_take_rows(struct kern_stream *s, enum act_kind kind, enum act_kind as, const void *const *src, size_t rows,
+	size_t cols, void *buf, struct act *a);
+/* kern_combine of rows where they lie, of kind BF16 or F32: x [rows, top_k], NULL adds nothing. */
+void kern_combine_rows(struct kern_stream *s, float *y, size_t ldy, const void *const *x, enum act_kind kind,
+	const float *w, size_t top_k, size_t rows, size_t cols, bool round);
+
 /* ---- routing ---- */
 
 enum score_func { SCORE_SOFTMAX, SCORE_SIGMOID };

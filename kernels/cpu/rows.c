@@ -8,40 +8,7 @@
 #include "kernels/cpu/stream.h"
 #include "kernels/cpu/widen.h"
 
-/* Rows are handed out `per` at a time. */
-struct split {
-	size_t rows, per;
-};
-
-static struct split split_rows(const struct kern_stream *s, size_t rows, size_t cols)
-{
-	struct split p = { rows, kern_rows_per_item(s, rows, cols) };
-
-	return p;
-}
-
-static size_t split_items(struct split p)
-{
-	return (p.rows + p.per - 1) / p.per;
-}
-
-static size_t split_end(struct split p, size_t i)
-{
-	return (i + 1) * p.per < p.rows ? (i + 1) * p.per : p.rows;
-}
-
 /* ---- packing ---- */
-
-static size_t packed_ld(size_t cols)
-{
-	return round_up(cols, FP8_BLOCK);
-}
-
-/* Codes, scales, wide codes. */
-static size_t scales_at(size_t rows, size_t ld)
-{
-	return round_up(rows * ld, 64);
-}
 
 size_t kern_pack_bytes(enum act_kind kind, size_t rows, size_t cols)
 {
@@ -51,8 +18,7 @@ size_t kern_pack_bytes(enum act_kind kind, size_t rows, size_t cols)
 	case ACT_BF16:
 		return rows * ld * sizeof(uint16_t);
 	case ACT_F8:
-		return scales_at(rows, ld) + round_up(rows * (ld / FP8_BLOCK) * sizeof(float), 64) +
-		       rows * ld * sizeof(uint16_t);
+		return packed_wide(rows, ld) + rows * ld * sizeof(uint16_t);
 	default:
 		return 0;
 	}
@@ -108,11 +74,9 @@ void kern_pack(struct kern_stream *s, enum act_kind kind, bool ue8m0, const floa
 		break;
 	case ACT_F8:
 		j.codes = buf;
-		j.scales = (float *)(void *)((char *)buf + scales_at(rows, ld));
+		j.scales = (float *)(void *)((char *)buf + packed_scales(rows, ld));
 		a->scale = j.scales;
-		if (s->isa->widen)
-			j.wide = (uint16_t *)(void *)((char *)buf + scales_at(rows, ld) +
-				round_up(rows * (ld / FP8_BLOCK) * sizeof(float), 64));
+		j.wide = s->isa->widen ? (uint16_t *)(void *)((char *)buf + packed_wide(rows, ld)) : NULL;
 		a->wide = j.wide;
 		break;
 	}
@@ -269,63 +233,6 @@ void kern_embed(struct kern_stream *s, float *y, size_t ldy, const struct mat *t
 	struct embed_job j = { split_rows(s, rows, table->cols), y, ldy, table, ids };
 
 	pool_run(&s->pool, split_items(j.split), embed_rows, &j);
-}
-
-/* ---- combine ---- */
-
-struct combine_job {
-	const struct isa *isa;
-	struct split split;
-	float *y;
-	size_t ldy;
-	const float *x;
-	size_t ldx;
-	const uint32_t *slot;
-	const float *w;
-	size_t top_k, cols;
-	bool round;
-};
-
-enum { LANES = 256 }; /* columns summed at a time */
-
-static void combine_row(const struct combine_job *j, size_t r)
-{
-	float *y = j->y + r * j->ldy;
-
-	for (size_t c = 0; c < j->cols; c += LANES) {
-		size_t len = j->cols - c < LANES ? j->cols - c : LANES;
-		float sum[LANES] = { 0 };
-
-		for (size_t k = 0; k < j->top_k; k++) {
-			const float *x = j->x + j->slot[r * j->top_k + k] * j->ldx + c;
-			float w = j->w[r * j->top_k + k];
-
-			for (size_t i = 0; i < len; i++)
-				sum[i] += w * x[i];
-		}
-		for (size_t i = 0; i < len; i++)
-			y[c + i] += sum[i];
-	}
-	if (j->round)
-		j->isa->round(y, j->cols);
-}
-
-static void combine_rows(void *arg, size_t item, int worker)
-{
-	const struct combine_job *j = arg;
-
-	(void)worker;
-	for (size_t r = item * j->split.per; r < split_end(j->split, item); r++)
-		combine_row(j, r);
-}
-
-void kern_combine(struct kern_stream *s, float *y, size_t ldy, const float *x, size_t ldx, const uint32_t *slot,
-	const float *w, size_t top_k, size_t rows, size_t cols, bool round)
-{
-	struct combine_job j = { s->isa, split_rows(s, rows, cols * (top_k + 1)), y, ldy, x, ldx, slot, w, top_k, cols,
-		round };
-
-	pool_run(&s->pool, split_items(j.split), combine_rows, &j);
 }
 
 /* ---- sampling ---- */

@@ -8,7 +8,7 @@
 #include "base/time.h"
 #include "engine/internal.h"
 
-enum { HUGE_ROWS = 64 };
+enum { HUGE_ROWS = 64, UNIT_ROWS = 256 };
 
 /* ---- working memory ---- */
 
@@ -54,23 +54,32 @@ static void lay_out_attention(struct engine *e, size_t *at)
 static void lay_out_ffn(struct engine *e, size_t *at)
 {
 	const struct config *c = e->c;
-	size_t rows = e->max_rows, pairs = rows * c->top_k, dense = larger(c->inter, c->shared * c->moe_inter);
+	size_t rows = e->max_rows, pairs = e->max_pairs, dense = larger(c->inter, c->shared * c->moe_inter);
 	size_t wide = larger(rows * dense, pairs * c->moe_inter);
 	size_t in = larger(e->mtp ? 2 * c->hidden : c->hidden, c->q_lora);
 
 	e->gate = part(e, at, wide, sizeof(float));
 	e->up = part(e, at, wide, sizeof(float));
 	e->router = part(e, at, rows * c->experts, sizeof(float));
-	e->ids = part(e, at, pairs, sizeof(uint32_t));
-	e->weights = part(e, at, pairs, sizeof(float));
-	e->gather = part(e, at, pairs, sizeof(uint32_t));
-	e->slot = part(e, at, pairs, sizeof(uint32_t));
+	e->ids = part(e, at, rows * c->top_k, sizeof(uint32_t));
+	e->weights = part(e, at, rows * c->top_k, sizeof(float));
+	e->gather = part(e, at, rows * c->top_k, sizeof(uint32_t));
+	e->slot = part(e, at, rows * c->top_k, sizeof(uint32_t));
 	e->offset = part(e, at, c->experts + 2, sizeof(uint32_t));
 	e->expert_out = part(e, at, pairs * c->hidden, sizeof(float));
 	e->gemms = part(e, at, 2 * c->experts + 4, sizeof(struct gemm));
 	e->packed = part(e, at, pack_bytes(larger(rows, e->max_logits), in), 1);
 	e->packed2 = part(e, at, larger(larger(pack_bytes(rows, dense), pack_bytes(rows, c->hidden)),
 		larger(pack_bytes(pairs, c->moe_inter), pack_bytes(rows, c->heads * c->v))), 1);
+}
+
+static void lay_out_unit(struct engine *e, size_t *at)
+{
+	size_t rows = ep_world(e->ep) * ep_tokens(e->ep), hidden = e->c->hidden;
+
+	e->arrived = part(e, at, larger(pack_bytes(rows, hidden), kern_take_bytes(ACT_F32, rows, hidden)), 1);
+	e->cut = part(e, at, e->max_segs + 1, sizeof(struct segment));
+	e->lanes = part(e, at, EP_LANES, sizeof(struct lane));
 }
 
 static size_t lay_out(struct engine *e)
@@ -80,6 +89,8 @@ static size_t lay_out(struct engine *e)
 
 	lay_out_attention(e, &at);
 	lay_out_ffn(e, &at);
+	if (e->ep)
+		lay_out_unit(e, &at);
 	e->last = part(e, &at, e->max_logits * c->hidden, sizeof(float));
 	e->logits = part(e, &at, e->max_logits * c->vocab, sizeof(float));
 	e->argmax = part(e, &at, e->max_logits, sizeof(uint32_t));
@@ -134,6 +145,11 @@ int engine_new(struct engine **out, const struct model *m, const struct engine_c
 	e->max_segs = c->max_segs;
 	e->max_logits = c->max_logits ? c->max_logits : c->max_segs;
 	e->mtp = c->mtp;
+	e->ep = c->ep;
+	e->overlap = c->overlap;
+	e->micro_batches = c->micro_batches;
+	/* in a unit the rows are those of others; what comes in one round is computed in as many parts as it takes */
+	e->max_pairs = larger(e->max_rows, e->ep ? UNIT_ROWS : 1) * e->c->top_k;
 	rc = reserve(e, err);
 	if (!rc)
 		rc = kern_stream_new(&e->s, c->threads, c->kernels, err);
@@ -227,6 +243,13 @@ void engine_cache(struct engine *e, const struct layer *l, size_t n, struct batc
 	profile_end(e->profile);
 }
 
+void engine_join(struct engine *e, size_t n, struct batch *b)
+{
+	engine_show(e, b, "mlp_out", n, DT_F32, e->t, e->c->hidden);
+	kern_add(e->s, e->h, e->t, b->rows * e->c->hidden, e->round);
+	engine_show(e, b, "out", n, DT_F32, e->h, e->c->hidden);
+}
+
 void engine_layer(struct engine *e, const struct layer *l, size_t n, struct batch *b)
 {
 	struct profile *p = e->profile;
@@ -247,10 +270,8 @@ void engine_layer(struct engine *e, const struct layer *l, size_t n, struct batc
 		profile_next(p, STAGE_DENSE);
 		stage_dense(e, l, b);
 	}
-	engine_show(e, b, "mlp_out", n, DT_F32, e->t, e->c->hidden);
-	kern_add(e->s, e->h, e->t, b->rows * e->c->hidden, e->round);
+	engine_join(e, n, b);
 	profile_end(p);
-	engine_show(e, b, "out", n, DT_F32, e->h, e->c->hidden);
 }
 
 /* Points the segments at their rows of what the step gives. */
@@ -365,6 +386,31 @@ static int check_step(struct engine *e, struct ds_err *err)
 	return time_mono_ns() < e->check_ns ? 0 : engine_check(e, err);
 }
 
+static int step_alone(struct engine *e, struct batch *b)
+{
+	engine_embed(e, &e->m->embed, b);
+	for (size_t n = 0; n < e->c->layers; n++) {
+		engine_cache(e, &e->m->layers[n], n, b);
+		engine_layer(e, &e->m->layers[n], n, b);
+	}
+	return 0;
+}
+
+static int run_in_unit(struct engine *e, struct unit_work *w, const struct ep_step *step, struct ds_err *err)
+{
+	engine_embed(e, &e->m->embed, w->b);
+	lanes_fill(e, w->b, w->rows[0], step);
+	return schedule_run(e, step->lanes, err);
+}
+
+static int step_in_unit(struct engine *e, struct batch *b, struct ds_err *err)
+{
+	size_t first = lanes_cut(e, b);
+	struct unit_work w = { .kind = UNIT_MAIN, .rows = { first, b->rows - first }, .run = run_in_unit, .b = b };
+
+	return engine_unit_step(e, &w, err);
+}
+
 int engine_step(struct engine *e, struct segment *segs, size_t count, struct ds_err *err)
 {
 	struct batch b = { .segs = segs, .count = count };
@@ -373,11 +419,9 @@ int engine_step(struct engine *e, struct segment *segs, size_t count, struct ds_
 	if (rc || !b.rows)
 		return rc;
 	profile_step_begin(e->profile, false, b.rows, count);
-	engine_embed(e, &e->m->embed, &b);
-	for (size_t n = 0; n < e->c->layers; n++) {
-		engine_cache(e, &e->m->layers[n], n, &b);
-		engine_layer(e, &e->m->layers[n], n, &b);
-	}
+	rc = e->ep ? step_in_unit(e, &b, err) : step_alone(e, &b);
+	if (rc)
+		return rc;
 	engine_head(e, &e->m->norm, &e->m->head, &b);
 	profile_step_end(e->profile);
 	rc = check_step(e, err);

@@ -20,6 +20,11 @@
 
 enum arith { ARITH_BF16, ARITH_F32 };
 
+/* How micro-batches take turns (DESIGN section 5): NONE: one, which waits for its transfers, for comparison. */
+enum overlap { OVERLAP_NONE, OVERLAP_PREFILL, OVERLAP_DECODE };
+
+struct ep;
+
 struct engine;
 
 struct engine_config {
@@ -32,6 +37,9 @@ struct engine_config {
 	size_t max_segs;     /* most segments in one step */
 	size_t max_logits;   /* most rows of logits in one step; 0: max_segs */
 	bool mtp;            /* use the model's first MTP layer: its cache is one more layer of every block */
+	struct ep *ep;       /* the unit whose ranks share the experts; NULL: this engine has all of them */
+	enum overlap overlap;
+	size_t micro_batches; /* 1 or 2 */
 };
 
 struct segment {
@@ -43,6 +51,7 @@ struct segment {
 	bool absorbed;
 	size_t want_logits;      /* of the last so many rows */
 	const float *h;          /* engine_mtp only: [rows, hidden] */
+	size_t before;           /* the engine's own: 0 */
 	/* set by the step; valid until the next one of either kind */
 	const float *hidden;     /* [rows, hidden]: what engine_mtp takes as h */
 	const float *logits;     /* [want_logits, vocab] */
@@ -64,6 +73,17 @@ int engine_kv_pool(const struct engine *e, uint64_t bytes, struct kv_pool **p, s
 
 /* One step; count <= max_segs, the sum of rows <= max_rows (else DS_BUG).  DS_OS: no memory, nothing was done. */
 int engine_step(struct engine *e, struct segment *segs, size_t count, struct ds_err *err);
+
+/*
+ * Expert-parallel units.  What the exchange of this model and arithmetic needs to know, before ep_open.
+ */
+struct ep_shape;
+void engine_ep_shape(const struct model *m, const struct engine_config *c, struct ep_shape *shape);
+/* A rank that has nothing to compute takes part in the others' steps: in one, where they want any, *busy is true then;
+ * else it may sleep until ep_bell_fd is readable. */
+int engine_attend(struct engine *e, bool *busy, struct ds_err *err);
+/* This rank's input has ended: takes part until that of all has. */
+int engine_stay(struct engine *e, struct ds_err *err);
 
 /* DS_DATA where the model's files were written to before this call: what steps computed may be of a mixture.  A step
  * looks by itself now and then, since looking takes time; who makes an answer final looks here. */

@@ -53,50 +53,74 @@ void stage_shared(struct engine *e, const struct layer *l, struct batch *b)
 		memset(e->t, 0, b->rows * e->c->hidden * sizeof(*e->t));
 }
 
-/* Gate and up products of every expert that was chosen; returns how many products. */
-static size_t list_gate_up(struct engine *e, const struct layer *l, const struct act *x)
+/* Pairs of expert x within [p0, p1): their number, and the first in *at. */
+static size_t pairs_in(const struct expert_rows *r, size_t x, size_t p0, size_t p1, size_t *at)
 {
-	size_t width = e->c->moe_inter, n = 0;
+	size_t from = r->first[x] > p0 ? r->first[x] : p0, to = r->first[x + 1] < p1 ? r->first[x + 1] : p1;
 
-	for (size_t i = 0; i < e->c->experts; i++) {
-		size_t at = e->offset[i], rows = e->offset[i + 1] - at;
-		struct gemm g = { .ldy = width, .x = x, .rows = rows, .gather = e->gather + at, .round = e->round };
+	*at = from;
+	return to > from ? to - from : 0;
+}
+
+static const struct ffn *expert(const struct layer *l, const struct expert_rows *r, size_t x)
+{
+	return &l->experts[r->logical ? r->logical[x] : x];
+}
+
+/* Gate and up products of every expert that was chosen; returns how many products. */
+static size_t list_gate_up(struct engine *e, const struct layer *l, const struct act *x, const struct expert_rows *r,
+	size_t p0, size_t p1)
+{
+	size_t width = e->c->moe_inter, n = 0, at;
+
+	for (size_t i = 0; i < r->experts; i++) {
+		size_t rows = pairs_in(r, i, p0, p1, &at);
+		struct gemm g = { .ldy = width, .x = x, .rows = rows, .gather = r->gather + at, .round = e->round };
 
 		if (!rows)
 			continue;
-		g.y = e->gate + at * width;
-		g.w = &l->experts[i].gate;
+		g.y = e->gate + (at - p0) * width;
+		g.w = &expert(l, r, i)->gate;
 		e->gemms[n++] = g;
-		g.y = e->up + at * width;
-		g.w = &l->experts[i].up;
+		g.y = e->up + (at - p0) * width;
+		g.w = &expert(l, r, i)->up;
 		e->gemms[n++] = g;
 	}
 	return n;
 }
 
-static size_t list_down(struct engine *e, const struct layer *l, const struct act *x)
+static size_t list_down(struct engine *e, const struct layer *l, const struct act *x, const struct expert_rows *r,
+	size_t p0, size_t p1)
 {
-	size_t hidden = e->c->hidden, n = 0;
+	size_t hidden = e->c->hidden, n = 0, at;
 
-	for (size_t i = 0; i < e->c->experts; i++) {
-		size_t at = e->offset[i], rows = e->offset[i + 1] - at;
+	for (size_t i = 0; i < r->experts; i++) {
+		size_t rows = pairs_in(r, i, p0, p1, &at);
 
 		if (rows)
-			e->gemms[n++] = (struct gemm){ .y = e->expert_out + at * hidden, .ldy = hidden, .x = x,
-				.w = &l->experts[i].down, .row0 = at, .rows = rows, .round = e->round };
+			e->gemms[n++] = (struct gemm){ .y = e->expert_out + (at - p0) * hidden, .ldy = hidden, .x = x,
+				.w = &expert(l, r, i)->down, .row0 = at - p0, .rows = rows, .round = e->round };
 	}
 	return n;
+}
+
+void stage_experts(struct engine *e, const struct layer *l, const struct act *x, const struct expert_rows *r, size_t p0,
+	size_t p1)
+{
+	size_t pairs = p1 - p0, width = e->c->moe_inter;
+	struct act y;
+
+	engine_gemm(e, list_gate_up(e, l, x, r, p0, p1));
+	kern_swiglu(e->s, e->gate, width, e->gate, width, e->up, width, pairs, width, e->round);
+	kern_pack(e->s, engine_act(e, &l->experts[0].down), e->c->ue8m0, e->gate, pairs, width, width, e->packed2, &y);
+	engine_gemm(e, list_down(e, l, &y, r, p0, p1));
 }
 
 void stage_mlp(struct engine *e, const struct layer *l, struct batch *b, const struct act *x)
 {
-	size_t pairs = b->rows * e->c->top_k, width = e->c->moe_inter;
-	struct act y;
+	struct expert_rows r = { .experts = e->c->experts, .first = e->offset, .gather = e->gather };
 
-	engine_gemm(e, list_gate_up(e, l, x));
-	kern_swiglu(e->s, e->gate, width, e->gate, width, e->up, width, pairs, width, e->round);
-	kern_pack(e->s, engine_act(e, &l->experts[0].down), e->c->ue8m0, e->gate, pairs, width, width, e->packed2, &y);
-	engine_gemm(e, list_down(e, l, &y));
+	stage_experts(e, l, x, &r, 0, b->rows * e->c->top_k);
 }
 
 void stage_combine(struct engine *e, struct batch *b)

@@ -39,6 +39,26 @@ static void narrow(struct engine *e, struct batch *b)
 	b->rows = n;
 }
 
+/* e->eh, which is not needed any more, keeps what the layer begins with, for the case that it begins again. */
+static int run_in_unit(struct engine *e, struct unit_work *w, const struct ep_step *step, struct ds_err *err)
+{
+	memcpy(e->h, e->eh, w->b->rows * e->c->hidden * sizeof(*e->h));
+	lanes_fill(e, w->b, w->b->rows, step);
+	return schedule_mtp(e, err);
+}
+
+static int layer(struct engine *e, const struct mtp_layer *p, struct batch *b, struct ds_err *err)
+{
+	struct unit_work w = { .kind = UNIT_MTP, .rows = { b->rows }, .run = run_in_unit, .b = b };
+
+	if (!e->ep || !p->layer.moe) {
+		engine_layer(e, &p->layer, e->c->layers, b);
+		return 0;
+	}
+	memcpy(e->eh, e->h, b->rows * e->c->hidden * sizeof(*e->h));
+	return engine_unit_step(e, &w, err);
+}
+
 int engine_mtp(struct engine *e, struct segment *segs, size_t count, struct ds_err *err)
 {
 	const struct mtp_layer *p = e->m->mtp;
@@ -55,7 +75,9 @@ int engine_mtp(struct engine *e, struct segment *segs, size_t count, struct ds_e
 	engine_cache(e, &p->layer, e->c->layers, &b);
 	if (b.logits) {
 		narrow(e, &b);
-		engine_layer(e, &p->layer, e->c->layers, &b);
+		rc = layer(e, p, &b, err);
+		if (rc)
+			return rc;
 		engine_head(e, &p->norm, &p->head, &b);
 	}
 	profile_step_end(e->profile);

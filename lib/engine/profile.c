@@ -11,7 +11,7 @@
 const char *stage_name(enum stage_id stage)
 {
 	static const char *const names[STAGE_COUNT] = { "embed", "ATTN-0", "ATTN-1", "DISPATCH", "SHARED", "MLP",
-		"COMBINE", "dense", "MTP", "head", "sample" };
+		"COMBINE", "dense", "MTP", "head", "sample", "vote", "wait DISPATCH", "wait COMBINE" };
 
 	return names[stage];
 }
@@ -31,8 +31,9 @@ int profile_new(struct profile **out, const struct profile_options *o, struct ds
 		return err_nomem(err, sizeof(*p), "the profile");
 	p->o = *o;
 	p->began = time_mono_ns();
+	p->lane = -1;
 	if (o->trace)
-		rc = trace_open(&p->trace, o->trace, o->force, 0, o->program, err);
+		rc = trace_open(&p->trace, o->trace, o->force, o->rank, o->program, err);
 	if (rc) {
 		free(p);
 		return rc;
@@ -121,7 +122,7 @@ static void tell_failure(struct trace *t)
 
 static void draw_step(struct profile *p, int64_t now)
 {
-	trace_span(p->trace, LANE_STAGES, p->draft ? "draft" : "step", p->step, now,
+	trace_span(p->trace, LANE_STAGES, !p->step_rows ? "others' step" : p->draft ? "draft" : "step", p->step, now,
 		"\"step\":%llu,\"rows\":%zu,\"segments\":%zu", (unsigned long long)p->step_number, p->step_rows,
 		p->step_segs);
 	trace_counter(p->trace, "batch", p->step, "\"rows\":%zu,\"segments\":%zu", p->step_rows, p->step_segs);
@@ -139,7 +140,9 @@ void profile_step_end(struct profile *p)
 		return;
 	now = time_mono_ns();
 	p->sums.step_ns += now - p->step;
-	if (p->draft) {
+	if (!p->step_rows) {
+		p->sums.attended++;
+	} else if (p->draft) {
 		p->sums.stage[STAGE_MTP].calls++;
 		p->sums.stage[STAGE_MTP].ns += now - p->step;
 	} else {
@@ -170,12 +173,14 @@ static void add(struct stage_sum *to, const struct stage_sum *x)
 
 static void draw(struct profile *p, const struct open_stage *s, int64_t end)
 {
-	char layer[32] = "";
+	char layer[32] = "", lane[32] = "";
 
 	if (s->layer != SIZE_MAX)
 		snprintf(layer, sizeof(layer), "\"layer\":%zu,", s->layer);
+	if (p->lane >= 0)
+		snprintf(lane, sizeof(lane), "\"micro_batch\":%d,", p->lane);
 	trace_span(p->trace, LANE_STAGES, stage_name(s->stage), s->begin, end,
-		"%s\"rows\":%zu,\"weight_bytes\":%llu,\"cache_bytes\":%llu,\"operations\":%llu", layer, s->rows,
+		"%s%s\"rows\":%zu,\"weight_bytes\":%llu,\"cache_bytes\":%llu,\"operations\":%llu", layer, lane, s->rows,
 		(unsigned long long)s->sum.weight_bytes, (unsigned long long)s->sum.cache_bytes,
 		(unsigned long long)s->sum.operations);
 }
@@ -212,6 +217,30 @@ void profile_next(struct profile *p, enum stage_id stage)
 	end_at(p, now);
 	s = &p->open[p->depth++];
 	*s = (struct open_stage){ .stage = stage, .layer = s->layer, .rows = s->rows, .begin = now };
+}
+
+void profile_micro_batch(struct profile *p, int lane)
+{
+	if (p)
+		p->lane = lane;
+}
+
+void profile_transfer(struct profile *p, enum stage_id stage, size_t layer, size_t lane, int64_t begin, int64_t end,
+	size_t bytes)
+{
+	static const char *const names[] = { "communication 0", "communication 1" };
+
+	if (!p)
+		return;
+	if (p->trace && !p->lanes_named[lane])
+		trace_lane(p->trace, LANE_TRANSFERS + (int)lane, names[lane]);
+	p->lanes_named[lane] = true;
+	p->sums.transfers++;
+	p->sums.transfer_bytes += bytes;
+	p->sums.transfer_ns += end - begin;
+	if (p->trace)
+		trace_span(p->trace, LANE_TRANSFERS + (int)lane, stage_name(stage), begin, end,
+			"\"layer\":%zu,\"micro_batch\":%zu,\"bytes\":%zu", layer, lane, bytes);
 }
 
 void profile_out(struct profile *p, size_t tokens)

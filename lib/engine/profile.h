@@ -23,7 +23,9 @@
  * shows its norms and eh_proj under this name and the rest as stages of a layer like any other. */
 enum stage_id {
 	STAGE_EMBED, STAGE_ATTN0, STAGE_ATTN1, STAGE_DISPATCH, STAGE_SHARED, STAGE_MLP, STAGE_COMBINE, STAGE_DENSE,
-	STAGE_MTP, STAGE_HEAD, STAGE_SAMPLE, STAGE_COUNT
+	STAGE_MTP, STAGE_HEAD, STAGE_SAMPLE,
+	/* of a unit's ranks: what a transfer did not hide behind, and the agreement that begins a step */
+	STAGE_VOTE, STAGE_WAIT_DISPATCH, STAGE_WAIT_COMBINE, STAGE_COUNT
 };
 
 struct profile;
@@ -32,6 +34,7 @@ struct profile_options {
 	const char *program;
 	const char *trace; /* file, or NULL */
 	bool force;        /* replace it */
+	int rank;          /* the trace's pid */
 	bool stats, json;  /* what profile_finish prints */
 };
 
@@ -54,6 +57,12 @@ void profile_end(struct profile *p);
 /* Ends the innermost stage and begins another in its place, of the same layer and rows. */
 void profile_next(struct profile *p, enum stage_id stage);
 
+/* The micro-batch that what follows belongs to; -1: there is only one. */
+void profile_micro_batch(struct profile *p, int lane);
+/* A transfer of STAGE_DISPATCH or STAGE_COMBINE: from when it left to when it was there. */
+void profile_transfer(struct profile *p, enum stage_id stage, size_t layer, size_t lane, int64_t begin, int64_t end,
+	size_t bytes);
+
 /* Tokens that were chosen: not drafts. */
 void profile_out(struct profile *p, size_t tokens);
 void profile_gemm(struct profile *p, const struct gemm *g, size_t count);
@@ -74,6 +83,9 @@ struct profile_sums {
 	struct stage_sum stage[STAGE_COUNT];
 	uint64_t steps, rows, out; /* without drafts */
 	int64_t step_ns;      /* in steps and drafts, their stages and what lies between them */
+	uint64_t attended;    /* steps of others, in which this rank had nothing of its own */
+	uint64_t transfers, transfer_bytes;
+	int64_t transfer_ns;  /* on their way, maybe two at a time; WAIT_DISPATCH, WAIT_COMBINE: what was exposed */
 };
 const struct profile_sums *profile_sums(const struct profile *p);
 const char *stage_name(enum stage_id stage);

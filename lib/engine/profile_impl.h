@@ -5,7 +5,7 @@
 #include "base/trace.h"
 #include "engine/profile.h"
 
-enum { DEPTH = 4, LANE_STAGES = 1, LANE_THREADS = 2 }; /* 0: the idle task, to some viewers */
+enum { DEPTH = 4, LANE_STAGES = 1, LANE_THREADS = 2, LANE_TRANSFERS = 2000 }; /* 0: the idle task, to some viewers */
 
 struct open_stage {
 	enum stage_id stage;
@@ -24,6 +24,8 @@ struct profile {
 	bool draft;
 	uint64_t step_number; /* from 0, as the engine counts for taps; a draft has that of the next step */
 	size_t step_rows, step_segs;
+	int lane;             /* micro-batch, or -1 */
+	bool lanes_named[2];  /* of transfers, in the trace */
 	struct open_stage open[DEPTH];
 	size_t depth;
 	struct stage_sum elsewhere; /* asked for outside of any stage */

@@ -60,6 +60,14 @@ static void sum_up(const struct profile_sums *sums, struct stage_sum *all, struc
 	other->calls = sums->steps;
 }
 
+/* The share of transfers' time in which something was computed. */
+static double hidden(const struct profile_sums *s)
+{
+	int64_t exposed = s->stage[STAGE_WAIT_DISPATCH].ns + s->stage[STAGE_WAIT_COMBINE].ns;
+
+	return exposed < s->transfer_ns ? 1 - ratio((double)exposed, (double)s->transfer_ns) : 0;
+}
+
 /* ---- a table ---- */
 
 static void put_row(struct buf *b, const char *name, const struct stage_sum *s, int64_t all_ns,
@@ -67,7 +75,7 @@ static void put_row(struct buf *b, const char *name, const struct stage_sum *s, 
 {
 	struct figures f = figures(s, all_ns, l);
 
-	buf_printf(b, "%-9s %9llu %11.3f %6.1f %9.1f", name, (unsigned long long)s->calls, (double)s->ns * 1e-6,
+	buf_printf(b, "%-13s %9llu %11.3f %6.1f %9.1f", name, (unsigned long long)s->calls, (double)s->ns * 1e-6,
 		100 * f.share, ratio((double)s->ns * 1e-3, (double)s->calls));
 	if (s->weight_bytes)
 		buf_printf(b, " %9.1f %6.1f", f.read * 1e-9, 100 * f.of_read);
@@ -99,13 +107,18 @@ static void table(const struct profile *p, const struct limits *l, int64_t run_n
 		buf_printf(b, "limits: reading %.1f GB/s, %.1f GFLOP/s; measured just now, %d thread%s, kernels %s\n",
 			l->read * 1e-9, l->peak * 1e-9, kern_threads(p->s), plural((uint64_t)kern_threads(p->s)),
 			kern_set_name(p->s));
-	buf_printf(b, "%-9s %9s %11s %6s %9s %9s %6s %9s %6s %9s\n", "stage", "calls", "ms", "%", "us/call", "GB/s",
+	buf_printf(b, "%-13s %9s %11s %6s %9s %9s %6s %9s %6s %9s\n", "stage", "calls", "ms", "%", "us/call", "GB/s",
 		"% max", "GFLOP/s", "% max", "KV MB");
 	for (int i = 0; i < STAGE_COUNT; i++)
 		if (s->stage[i].calls)
 			put_row(b, stage_name((enum stage_id)i), &s->stage[i], all.ns, l);
 	put_row(b, "other", &other, all.ns, l);
 	put_row(b, "steps", &all, all.ns, l);
+	if (s->transfers)
+		buf_printf(b, "communication: %llu transfers, %.1f MB, %.3f ms on their way, of which %.1f %% hidden; "
+			"%llu step%s of others\n", (unsigned long long)s->transfers, (double)s->transfer_bytes * 1e-6,
+			(double)s->transfer_ns * 1e-6, 100 * hidden(s), (unsigned long long)s->attended,
+			plural(s->attended));
 }
 
 /* ---- JSON ---- */
@@ -174,6 +187,13 @@ static void object(const struct profile *p, const struct limits *l, int64_t run_
 	json_row(&w, "other", &other, all.ns, l);
 	json_row(&w, "steps", &all, all.ns, l);
 	jw_obj_end(&w);
+	if (s->transfers) {
+		whole(&w, "attended_steps", s->attended);
+		whole(&w, "transfers", s->transfers);
+		whole(&w, "transfer_bytes", s->transfer_bytes);
+		whole(&w, "transfer_ns", (uint64_t)s->transfer_ns);
+		real(&w, "transfer_hidden", hidden(s));
+	}
 	jw_obj_end(&w);
 	jw_obj_end(&w);
 	buf_str(b, "\n");

@@ -339,6 +339,8 @@ bool transport_park(struct transport *t, bool on, size_t lane, uint64_t seq)
 {
 	uint64_t rung;
 
+	if (!t->own) /* no epoch has begun: there is a vote to take part in */
+		return false;
 	if (on) {
 		atomic_store_explicit(&t->own->parked, 1, memory_order_seq_cst);
 		if (may_park(t, lane, seq))

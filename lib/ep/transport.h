@@ -60,7 +60,7 @@ void transport_post(struct transport *t, size_t dst, enum slot_kind kind, size_t
 int transport_wait(struct transport *t, enum slot_kind kind, size_t lane, uint64_t seq, const struct ranks *from);
 /* True where a wait would return at once. */
 bool transport_there(struct transport *t, enum slot_kind kind, size_t lane, uint64_t seq, const struct ranks *from);
-/* The message that was waited for, and when it was there (time_mono_ns). */
+/* The message that was waited for, and when it was there (time_mono_ns; when_ns may be NULL). */
 const void *transport_message(struct transport *t, size_t src, enum slot_kind kind, size_t lane, size_t *bytes,
 	int64_t *when_ns);
 

@@ -34,6 +34,7 @@ struct unit_round {
 	/* rows of each member in this step, by rank and lane (0 of those that take part with nothing) */
 	uint32_t (*rows)[EP_LANES]; /* [world] */
 	struct ranks members;
+	uint64_t epoch;             /* whose vote it was */
 	bool over;                  /* every member's input has ended: no step follows */
 };
 

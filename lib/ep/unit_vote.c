@@ -126,8 +126,9 @@ static int exchange(struct unit *u, const struct ranks *members)
 	if (transport_wait(u->transport, SLOT_VOTE, lane, seq, &others))
 		return EP_BROKEN;
 	for (size_t r = ranks_next(&others, 0); r < u->c.world; r = ranks_next(&others, r + 1)) {
+		int64_t when;
 		size_t n;
-		const void *p = transport_message(u->transport, r, SLOT_VOTE, lane, &n, NULL);
+		const void *p = transport_message(u->transport, r, SLOT_VOTE, lane, &n, &when);
 
 		if (n == sizeof(struct unit_ballot))
 			memcpy(&u->ballots[r], p, n);
@@ -143,7 +144,8 @@ static void conclude(struct unit *u, const struct ranks *members, struct unit_ro
 {
 	uint32_t kind = UNIT_NONE;
 
-	*round = (struct unit_round){ .lanes = 1, .rows = u->rows, .members = *members, .over = true };
+	*round = (struct unit_round){ .lanes = 1, .rows = u->rows, .members = *members,
+		.epoch = u->epoch, .over = true };
 	for (size_t r = ranks_next(members, 0); r < u->c.world; r = ranks_next(members, r + 1)) {
 		if (u->ballots[r].kind > kind && u->ballots[r].kind <= UNIT_MTP)
 			kind = u->ballots[r].kind;

@@ -1,0 +1,99 @@
+/* Steps of a unit: with rows of this rank's own, or with nothing but its experts. */
+#include <poll.h>
+
+#include <errno.h>
+
+#include "engine/internal.h"
+
+void engine_ep_shape(const struct model *m, const struct engine_config *c, struct ep_shape *shape)
+{
+	/* enough of an engine to ask how products read activations */
+	struct engine e = { .c = &m->config, .round = c->arith == ARITH_BF16, .dequant = c->dequant };
+
+	*shape = (struct ep_shape){ .experts = m->config.experts, .top_k = m->config.top_k };
+	shape->out_bytes = kern_row_bytes(lane_way_back(&e), m->config.hidden);
+	for (size_t n = 0; n < m->config.layers + (c->mtp ? 1 : 0); n++) {
+		const struct layer *l = n < m->config.layers ? &m->layers[n] : &m->mtp[0].layer;
+		size_t bytes;
+
+		if (!l->moe)
+			continue;
+		if (!shape->layers)
+			shape->first = n;
+		bytes = kern_row_bytes(lane_way_out(&e, l), m->config.hidden);
+		shape->layers++;
+		shape->row_bytes = bytes > shape->row_bytes ? bytes : shape->row_bytes;
+	}
+}
+
+/* Takes part with nothing of one's own. */
+static int attend(struct engine *e, const struct ep_step *step, struct ds_err *err)
+{
+	lanes_fill(e, NULL, 0, step);
+	return step->kind == UNIT_MTP ? schedule_mtp(e, err) : schedule_run(e, step->lanes, err);
+}
+
+int engine_unit_step(struct engine *e, struct unit_work *w, struct ds_err *err)
+{
+	struct ep_step step;
+	bool done = false;
+	int rc = 0;
+
+	while (!done && !rc) {
+		profile_begin(e->profile, STAGE_VOTE, SIZE_MAX, w->b->rows);
+		rc = ep_begin(e->ep, w->kind, w->rows, false, &step, err);
+		profile_end(e->profile);
+		if (rc)
+			break;
+		rc = step.kind == w->kind ? w->run(e, w, &step, err) : attend(e, &step, err);
+		profile_micro_batch(e->profile, -1);
+		done = !rc && step.kind == w->kind;
+		if (rc == EP_BROKEN)
+			rc = 0;
+	}
+	return rc;
+}
+
+/* A vote for nothing, and what others want. */
+static int take_part(struct engine *e, bool ended, bool *over, struct ds_err *err)
+{
+	static const size_t none[EP_LANES];
+	struct ep_step step;
+	int rc;
+
+	ep_park(e->ep, false);
+	rc = ep_begin(e->ep, UNIT_NONE, none, ended, &step, err);
+	*over = !rc && step.over;
+	if (rc || step.over || step.kind == UNIT_NONE)
+		return rc;
+	profile_step_begin(e->profile, step.kind == UNIT_MTP, 0, 0);
+	rc = attend(e, &step, err);
+	profile_micro_batch(e->profile, -1);
+	profile_step_end(e->profile);
+	return rc == EP_BROKEN ? 0 : rc;
+}
+
+int engine_attend(struct engine *e, bool *busy, struct ds_err *err)
+{
+	bool over;
+
+	*busy = !ep_park(e->ep, true);
+	return *busy ? take_part(e, false, &over, err) : 0;
+}
+
+int engine_stay(struct engine *e, struct ds_err *err)
+{
+	struct pollfd bell = { .fd = ep_bell_fd(e->ep), .events = POLLIN };
+	bool told = false, over = false;
+	int rc = 0;
+
+	while (!rc && !over) {
+		if (!told || !ep_park(e->ep, true)) {
+			rc = take_part(e, true, &over, err);
+			told = true;
+		} else if (poll(&bell, 1, -1) < 0 && errno != EINTR) {
+			rc = err_errno(err, DS_OS, "cannot poll");
+		}
+	}
+	return rc;
+}
