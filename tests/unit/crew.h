@@ -41,7 +41,7 @@ struct crew_config {
 struct crew { size_t world; pid_t pids[CREW_MOST]; };
 
 /* All processes': nobody leaves before all have done. */
-static struct { _Atomic size_t done, expected; } *crew_shared;
+static struct { _Atomic size_t done, expected; _Atomic int64_t hit_ns; } *crew_shared;
 
 /* Of this rank: what its mesh told. */
 struct crew_rank {
@@ -179,6 +179,7 @@ static void crew_start(struct crew *crew, const struct crew_config *c)
 	if (!crew_shared)
 		crew_shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	crew_shared->done = 0;
+	crew_shared->hit_ns = 0;
 	crew_shared->expected = c->world;
 	for (size_t a = 0; a < c->world; a++)
 		for (size_t b = 0; b < a; b++) {
@@ -206,8 +207,8 @@ static void crew_start(struct crew *crew, const struct crew_config *c)
 				close(fds[a][b]);
 }
 
-/* Waits for all but `but` (world: none is excepted); how many did not return 0. */
-static size_t crew_end(struct crew *crew, size_t but)
+/* Waits for all; how many did not return 0, those not counted that are in `but`. */
+static size_t crew_end(struct crew *crew, const struct ranks *but)
 {
 	size_t bad = 0;
 
@@ -215,7 +216,7 @@ static size_t crew_end(struct crew *crew, size_t but)
 		int status = 0;
 
 		waitpid(crew->pids[r], &status, 0);
-		if (r == but || (WIFEXITED(status) && !WEXITSTATUS(status)))
+		if (ranks_has(but, r) || (WIFEXITED(status) && !WEXITSTATUS(status)))
 			continue;
 		fprintf(stderr, "# rank %zu ends with status %x\n", r, status);
 		bad++;
@@ -223,12 +224,23 @@ static size_t crew_end(struct crew *crew, size_t but)
 	return bad;
 }
 
+/* This rank does not come to the end with the others. */
+CREW_USED static void crew_hit(struct crew *crew, size_t r, int sig)
+{
+	int64_t none = 0;
+
+	atomic_compare_exchange_strong(&crew_shared->hit_ns, &none, time_mono_ns());
+	crew_shared->expected--;
+	kill(crew->pids[r], sig);
+}
+
 CREW_USED static size_t crew_do(const struct crew_config *c)
 {
+	const struct ranks none = { { 0 } };
 	struct crew crew;
 
 	crew_start(&crew, c);
-	return crew_end(&crew, c->world);
+	return crew_end(&crew, &none);
 }
 
 #endif
