@@ -14,24 +14,6 @@ static uint64_t max64(uint64_t a, uint64_t b)
 	return a > b ? a : b;
 }
 
-static struct ranks minus(const struct ranks *a, const struct ranks *b)
-{
-	struct ranks s;
-
-	for (size_t i = 0; i < ARRAY_LEN(s.bits); i++)
-		s.bits[i] = a->bits[i] & ~b->bits[i];
-	return s;
-}
-
-static struct ranks either(const struct ranks *a, const struct ranks *b)
-{
-	struct ranks s;
-
-	for (size_t i = 0; i < ARRAY_LEN(s.bits); i++)
-		s.bits[i] = a->bits[i] | b->bits[i];
-	return s;
-}
-
 static struct ranks only(size_t r)
 {
 	struct ranks s = { { 0 } };
@@ -42,7 +24,7 @@ static struct ranks only(size_t r)
 
 static bool within(const struct ranks *a, const struct ranks *b)
 {
-	struct ranks rest = minus(a, b);
+	struct ranks rest = ranks_minus(a, b);
 
 	return ranks_count(&rest) == 0;
 }
@@ -99,7 +81,7 @@ static void install_if_agreed(struct member *m)
 		if (r != m->self)
 			m->want.plan = max64(m->want.plan, m->heard[r].plan);
 	m->now = m->want;
-	m->newcomers = minus(&m->newcomers, &m->now.ranks);
+	m->newcomers = ranks_minus(&m->newcomers, &m->now.ranks);
 	m->newcomer = false;
 	m->begun = true;
 	m->ops->installed(m->ctx);
@@ -150,7 +132,7 @@ static void drop_all(struct member *m)
 /* The proposal becomes this one.  Who is no longer in it is dropped; a newcomer is told, and stays one. */
 static void propose(struct member *m, uint64_t epoch, const struct ranks *set)
 {
-	struct ranks out = minus(&m->want.ranks, set);
+	struct ranks out = ranks_minus(&m->want.ranks, set);
 
 	if (epoch == m->want.epoch && ranks_equal(set, &m->want.ranks))
 		return;
@@ -265,7 +247,7 @@ static void hear_inside(struct member *m, const struct member_set *what)
 		epoch = max64(m->want.epoch, m->now.epoch + 1);
 	} else if (what->epoch > m->want.epoch) {
 		more = ranks_both(&what->ranks, &m->newcomers);
-		set = either(&set, &more);
+		set = ranks_either(&set, &more);
 	}
 	propose(m, epoch, &set);
 	install_if_agreed(m);
@@ -304,7 +286,7 @@ void member_newcomer(struct member *m, size_t from, uint64_t floor)
 
 void member_grow(struct member *m, uint64_t epoch, const struct ranks *newcomers)
 {
-	struct ranks there = ranks_both(newcomers, &m->newcomers), set = either(&m->now.ranks, &there);
+	struct ranks there = ranks_both(newcomers, &m->newcomers), set = ranks_either(&m->now.ranks, &there);
 
 	if (!member_changing(m) && epoch > m->now.epoch)
 		propose(m, epoch, &set);

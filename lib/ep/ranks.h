@@ -34,6 +34,24 @@ static inline struct ranks ranks_both(const struct ranks *a, const struct ranks 
 	return s;
 }
 
+static inline struct ranks ranks_either(const struct ranks *a, const struct ranks *b)
+{
+	struct ranks s;
+
+	for (size_t i = 0; i < EP_MAX_WORLD / 64; i++)
+		s.bits[i] = a->bits[i] | b->bits[i];
+	return s;
+}
+
+static inline struct ranks ranks_minus(const struct ranks *a, const struct ranks *b)
+{
+	struct ranks s;
+
+	for (size_t i = 0; i < EP_MAX_WORLD / 64; i++)
+		s.bits[i] = a->bits[i] & ~b->bits[i];
+	return s;
+}
+
 static inline size_t ranks_count(const struct ranks *s)
 {
 	size_t n = 0;

@@ -6,21 +6,6 @@
 #include "base/log.h"
 #include "base/time.h"
 
-static struct ranks minus(const struct ranks *a, const struct ranks *b)
-{
-	struct ranks s;
-
-	for (size_t i = 0; i < ARRAY_LEN(s.bits); i++)
-		s.bits[i] = a->bits[i] & ~b->bits[i];
-	return s;
-}
-
-static void add_all(struct ranks *to, const struct ranks *s)
-{
-	for (size_t i = 0; i < ARRAY_LEN(to->bits); i++)
-		to->bits[i] |= s->bits[i];
-}
-
 static void send_to(struct unit *u, size_t to, enum unit_msg type, const void *data, size_t n)
 {
 	struct ds_err err;
@@ -99,7 +84,7 @@ void unit_say_newcomer(struct unit *u)
 /* Members tell a newcomer of those members that it is not connected to. */
 static void tell_members(struct unit *u, size_t to)
 {
-	struct ranks rest = minus(&u->m.now.ranks, &u->peer[to].said.connected);
+	struct ranks rest = ranks_minus(&u->m.now.ranks, &u->peer[to].said.connected);
 	struct meet_table *t;
 	size_t n;
 
@@ -142,7 +127,7 @@ static void settle_address(struct unit *u)
 
 static void count_changes(struct unit *u)
 {
-	struct ranks gone = minus(&u->last, &u->m.now.ranks), come = minus(&u->m.now.ranks, &u->last);
+	struct ranks gone = ranks_minus(&u->last, &u->m.now.ranks), come = ranks_minus(&u->m.now.ranks, &u->last);
 	bool lost = false;
 
 	for (size_t r = ranks_next(&gone, 0); r < u->c.world; r = ranks_next(&gone, r + 1)) {
@@ -158,7 +143,7 @@ static void count_changes(struct unit *u)
 		u->minor = false;
 	if (u->m.now.epoch > 1 && !u->opening) {
 		u->stat.joins += ranks_count(&come);
-		add_all(&u->come, &come);
+		u->come = ranks_either(&u->come, &come);
 	}
 }
 
@@ -360,6 +345,8 @@ void unit_timers(struct unit *u)
 
 	if (u->connect_due_ns && (!due || u->connect_due_ns < due))
 		due = u->connect_due_ns;
+	if (u->accept_due_ns && (!due || u->accept_due_ns < due))
+		due = u->accept_due_ns;
 	if (due == u->timer_ns)
 		return;
 	u->timer_ns = due;
@@ -369,7 +356,7 @@ void unit_timers(struct unit *u)
 /* A unit that begins goes on without those that did not connect. */
 static void connect_late(struct unit *u)
 {
-	struct ranks rest = minus(&u->m.want.ranks, &u->m.connected);
+	struct ranks rest = ranks_minus(&u->m.want.ranks, &u->m.connected);
 
 	u->connect_due_ns = 0;
 	for (size_t r = ranks_next(&rest, 0); r < u->c.world; r = ranks_next(&rest, r + 1))
@@ -385,6 +372,8 @@ static void on_timer(void *ctx)
 	u->timer_ns = 0;
 	if (u->connect_due_ns && now >= u->connect_due_ns)
 		connect_late(u);
+	if (u->accept_due_ns && now >= u->accept_due_ns)
+		unit_accept_again(u);
 	unit_seek_timer(u, now);
 	unit_after(u);
 	pthread_mutex_unlock(&u->lock);

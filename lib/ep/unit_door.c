@@ -377,7 +377,16 @@ static void door_event(void *arg, int fd, uint32_t events)
 		*last = c;
 		u->door->n++;
 	}
+	unit_accept_failed(u, fd);
 	pthread_mutex_unlock(&u->lock);
+}
+
+void unit_door_watch(struct unit *u)
+{
+	struct ds_err err;
+
+	if (u->door && mesh_watch(u->mesh, u->door->fd, EPOLLIN, door_event, u, &err))
+		log_err(&err);
 }
 
 int unit_door_open(struct unit *u, int fd, struct ds_err *err)

@@ -96,6 +96,7 @@ struct unit {
 	struct unit_guest *guests;  /* connections to it that have not said all */
 	size_t guest_n;
 	int64_t connect_due_ns;     /* by when a beginning unit is connected; 0: it is */
+	int64_t accept_due_ns;      /* no descriptor was left to accept with: when that is tried again; 0: it was not so */
 	bool opening, failed, closing;
 	struct ds_err why;          /* of failed */
 
@@ -138,6 +139,7 @@ void unit_tell_changes(struct unit *u, int64_t took_ns);
 int unit_door_open(struct unit *u, int fd, struct ds_err *err);
 void unit_door_close(struct unit *u);
 void unit_door_review(struct unit *u);  /* the members have changed: who waited may be let in */
+void unit_door_watch(struct unit *u);
 void unit_door_late(struct unit *u);    /* unit_timeout has gone by */
 void unit_door_refuse_all(struct unit *u, const struct ds_err *why);
 struct meet_table *unit_table(struct unit *u, size_t *n); /* of this unit, for who is to join it; NULL: no memory */
@@ -151,6 +153,8 @@ void unit_seek_timer(struct unit *u, int64_t now);
 
 /* ---- unit_peer.c: connections between ranks ---- */
 int unit_listen(struct unit *u, int fd, struct ds_err *err); /* for the others; fd: a connection to the address, or -1 */
+void unit_accept_failed(struct unit *u, int fd); /* errno says why */
+void unit_accept_again(struct unit *u);
 void unit_unlisten(struct unit *u);
 void unit_take_table(struct unit *u, const struct meet_table *t);
 void unit_more_members(struct unit *u, const struct meet_table *t); /* a newcomer learns of them */

@@ -10,6 +10,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include "base/log.h"
 #include "base/time.h"
 
 enum { MORE_GUESTS = 64 }; /* than ranks */
@@ -141,7 +142,30 @@ static void listener_event(void *arg, int fd, uint32_t events)
 			oldest = oldest->next;
 		guest_remove(u, oldest, false);
 	}
+	unit_accept_failed(u, fd);
 	pthread_mutex_unlock(&u->lock);
+}
+
+/* Who cannot be accepted, for want of descriptors, stays in the queue: it is not looked at for a while. */
+void unit_accept_failed(struct unit *u, int fd)
+{
+	struct ds_err err;
+
+	if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)
+		return;
+	mesh_watch(u->mesh, fd, 0, NULL, NULL, &err);
+	u->accept_due_ns = time_mono_ns() + 500 * UNIT_MS;
+	unit_timers(u);
+}
+
+void unit_accept_again(struct unit *u)
+{
+	struct ds_err err;
+
+	u->accept_due_ns = 0;
+	if (u->listener >= 0 && mesh_watch(u->mesh, u->listener, EPOLLIN, listener_event, u, &err))
+		log_err(&err);
+	unit_door_watch(u);
 }
 
 int unit_listen(struct unit *u, int fd, struct ds_err *err)

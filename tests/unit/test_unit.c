@@ -364,18 +364,18 @@ static void test_messages(void)
 /* ---- coming back ---- */
 
 /* Ranks are killed and started again, some stopped for longer than the timeout and continued, at random. */
-static void test_turmoil(bool tcp, size_t rounds)
+static void test_turmoil(bool tcp, size_t world, size_t rounds)
 {
-	struct rank_start s = { .addr = tcp ? tcp_addr() : unix_addr, .transport = transport_of(tcp), .world = 5,
+	struct rank_start s = { .addr = tcp ? tcp_addr() : unix_addr, .transport = transport_of(tcp), .world = world,
 		.peer_timeout_ns = 150000000 };
-	uint64_t all = (1 << 5) - 1;
+	uint64_t all = (1u << world) - 1;
 	size_t bad = 0;
 
 	board_new();
 	start_ranks(&s);
-	bad += !all_run(5);
+	bad += !all_run(world);
 	for (size_t i = 0; i < rounds && !bad; i++) {
-		size_t victim = random_bits(4, i) % 5, other = (victim + 1 + random_bits(5, i) % 4) % 5;
+		size_t victim = random_bits(4, i) % world, other = (victim + 1 + random_bits(5, i) % (world - 1)) % world;
 
 		s.rank = victim;
 		if (random_bits(6, i) % 3 == 0) {
@@ -386,7 +386,7 @@ static void test_turmoil(bool tcp, size_t rounds)
 			end_rank(victim, SIGKILL);
 			usleep((useconds_t)(random_bits(7, i) % 3000));
 			start_rank(&s);
-		} else {
+		} else if (world > 2) {
 			end_rank(victim, SIGKILL);
 			end_rank(other, SIGKILL);
 			start_rank(&s);
@@ -397,9 +397,9 @@ static void test_turmoil(bool tcp, size_t rounds)
 		if (bad)
 			tap_diag("round %zu: ranks %zu, %zu", i, victim, other);
 	}
-	bad += !finish(5) + !records_equal(5);
-	tap_ok(!bad, "%zu rounds of SIGKILL, SIGSTOP, SIGCONT and new starts, %s: all join again", rounds,
-		transport_of(tcp));
+	bad += !finish(world) + !records_equal(world);
+	tap_ok(!bad, "%zu rounds of SIGKILL, SIGSTOP, SIGCONT and new starts of %zu ranks, %s: all join again",
+		rounds, world, transport_of(tcp));
 	if (bad && error_lines(said))
 		tap_diag("%s", said);
 	error_lines(said);
@@ -486,6 +486,13 @@ static void test_plans(bool tcp, bool parked)
 	good = all_see(14, 5000);
 	start_rank(&s);
 	tap_ok(good && all_see(15, 5000) && all_have_plan(15, plan, 5000), "a newcomer gets the plan that is in effect");
+	plan = greatest_plan(4);
+	end_rank(3, SIGKILL);
+	good = all_see(7, 5000);
+	board->orders.offer[3] = 30;
+	s.rank = 3;
+	start_rank(&s);
+	tap_ok(good && all_see(15, 5000) && all_have_plan(15, plan + 1, 5000), "a newcomer may offer one");
 	good = true;
 	for (size_t i = 0; i < 12 && good; i++) {
 		plan = greatest_plan(4);
@@ -520,7 +527,7 @@ static void test_refused_plan(void)
 	good = all_run(3);
 	board->orders.offer[0] = 7;
 	usleep(200000);
-	good &= greatest_plan(3) == 0 && board->seen[0].prepared > 0;
+	good &= greatest_plan(3) == 0;
 	tap_ok(good && error_lines(said) == 1 && count(said, "is refused: odd") == 1,
 		"a plan that one rank refuses takes effect on none");
 	board->orders.offer[0] = 8;
@@ -607,7 +614,7 @@ static void test_growth(bool tcp, size_t rounds)
 		}
 	}
 	usleep(50000);
-	tap_ok(good && board->seen[0].fds <= fds && board->seen[0].kb <= kb + 1000, "%d epochs, %s: %d descriptors, %d kB "
+	tap_ok(good && board->seen[0].fds <= fds && (tap_slow() || board->seen[0].kb <= kb + 1000), "%d epochs, %s: %d descriptors, %d kB "
 		"more than after a quarter of them", (int)board->seen[0].epoch, transport_of(tcp),
 		(int)(board->seen[0].fds - fds), (int)(board->seen[0].kb - kb));
 	finish(3);
@@ -632,8 +639,10 @@ int main(void)
 	test_kills(false, 10, false);
 	test_kills(true, 10, false);
 	test_kills(false, 5, true);
-	test_turmoil(false, 20);
-	test_turmoil(true, 20);
+	for (size_t world = 2; world <= 5; world += 1 + world % 2) {
+		test_turmoil(false, world, 15);
+		test_turmoil(true, world, 15);
+	}
 	test_leave();
 	for (int tcp = 0; tcp < 2; tcp++) {
 		test_plans(tcp, false);

@@ -139,6 +139,7 @@ static void write_down(struct unit *u, const struct unit_round *r, size_t world)
 	/* turn: how many of this epoch there were before */
 	if (n && n < RECORDS && me->record[n - 1].epoch == r->epoch)
 		me->record[n].turn = me->record[n - 1].turn + 1;
+	me->records = n + 1; /* first: who sees the rest may compare */
 	me->epoch = r->epoch;
 	me->members = r->members.bits[0];
 	me->votes = s.votes;
@@ -150,7 +151,6 @@ static void write_down(struct unit *u, const struct unit_round *r, size_t world)
 		me->kb = resident_kb();
 	}
 	me->over = r->over;
-	me->records = n + 1;
 	if (placed_members.bits[0] != r->members.bits[0])
 		me->code = 255;
 }
@@ -249,14 +249,14 @@ static void rank_main(const struct rank_start *s)
 		me->code = err.code;
 		snprintf(me->text, sizeof(me->text), "%s", err.text);
 		me->state = REFUSED;
-		_exit(1);
+		exit(1);
 	}
 	me->state = OPEN;
 	vote_on(u, s);
 	unit_close(u);
 	me->fds = count_fds();
 	me->state = ENDED;
-	_exit(0);
+	exit(0);
 }
 
 TAP_USED static void start_rank(const struct rank_start *s)
