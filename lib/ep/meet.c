@@ -54,7 +54,8 @@ bool meet_hello_ok(const void *p, size_t n, const struct meet_table **table)
 		!entry_ok(&h->self, h->world))
 		return false;
 	for (size_t i = 0; i < h->terms; i++)
-		if (!ends(h->term[i].name, sizeof(h->term[i].name)) || !ends(h->term[i].value, sizeof(h->term[i].value)))
+		if (!ends(h->term[i].name, sizeof(h->term[i].name)) ||
+			!ends(h->term[i].value, sizeof(h->term[i].value)))
 			return false;
 	if (n == sizeof(*h))
 		return true;

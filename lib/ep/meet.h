@@ -24,6 +24,7 @@ struct meet_entry {
 struct meet_table {
 	uint64_t nonce;       /* the unit's secret */
 	uint64_t epoch;       /* 0: it begins now */
+	uint64_t known;       /* the greatest plan */
 	uint32_t world, count;
 	uint32_t holder, unused; /* of the address; world: nobody */
 	struct meet_entry entry[]; /* [count], by rank */

@@ -71,6 +71,30 @@ struct ranks member_missing(const struct member *m)
 	return s;
 }
 
+static void forget(struct member *m, size_t who)
+{
+	ranks_del(&m->connected, who);
+	ranks_del(&m->newcomers, who);
+	m->heard[who] = (struct member_set){ 0 };
+}
+
+static void drop(struct member *m, size_t who)
+{
+	if (!ranks_has(&m->connected, who))
+		return;
+	forget(m, who);
+	m->ops->drop(m->ctx, who);
+}
+
+/* Those to whom this rank was connected as a newcomer, and who are no members now. */
+static void drop_strangers(struct member *m)
+{
+	struct ranks known = ranks_either(&m->now.ranks, &m->newcomers), out = ranks_minus(&m->connected, &known);
+
+	for (size_t r = ranks_next(&out, 0); m->newcomer && r < m->world; r = ranks_next(&out, r + 1))
+		drop(m, r);
+}
+
 static void install_if_agreed(struct member *m)
 {
 	struct ranks missing = member_missing(m);
@@ -82,6 +106,7 @@ static void install_if_agreed(struct member *m)
 			m->want.plan = max64(m->want.plan, m->heard[r].plan);
 	m->now = m->want;
 	m->newcomers = ranks_minus(&m->newcomers, &m->now.ranks);
+	drop_strangers(m);
 	m->newcomer = false;
 	m->begun = true;
 	m->ops->installed(m->ctx);
@@ -105,21 +130,6 @@ static void tell(struct member *m)
 		if (r != m->self)
 			m->ops->tell(m->ctx, r, &m->want);
 	install_if_agreed(m);
-}
-
-static void forget(struct member *m, size_t who)
-{
-	ranks_del(&m->connected, who);
-	ranks_del(&m->newcomers, who);
-	m->heard[who] = (struct member_set){ 0 };
-}
-
-static void drop(struct member *m, size_t who)
-{
-	if (!ranks_has(&m->connected, who))
-		return;
-	forget(m, who);
-	m->ops->drop(m->ctx, who);
 }
 
 static void drop_all(struct member *m)
@@ -262,6 +272,8 @@ void member_hear(struct member *m, size_t from, const struct member_set *what)
 		hear_outside(m, from, what);
 	} else if (ranks_has(&m->want.ranks, from) && ranks_has(&what->ranks, m->self)) {
 		hear_inside(m, what);
+	} else if (!ranks_has(&m->want.ranks, from) && !ranks_has(&m->newcomers, from)) {
+		drop(m, from); /* it does not know yet that it is none of this unit */
 	} else if (ranks_has(&m->want.ranks, from) && !ranks_has(&m->newcomers, from)) {
 		m->want.epoch = max64(m->want.epoch, what->epoch);
 		give_up(m);
@@ -288,7 +300,7 @@ void member_grow(struct member *m, uint64_t epoch, const struct ranks *newcomers
 {
 	struct ranks there = ranks_both(newcomers, &m->newcomers), set = ranks_either(&m->now.ranks, &there);
 
-	if (!member_changing(m) && epoch > m->now.epoch)
+	if (!member_changing(m) && !m->newcomer && epoch > m->now.epoch)
 		propose(m, epoch, &set);
 }
 

@@ -46,8 +46,8 @@ static int check(struct unit *u, const struct unit_config *c, struct ds_err *err
 {
 	u->c = *c;
 	if (c->world == 0 || c->world > EP_MAX_WORLD || c->rank >= c->world)
-		return err_set(err, DS_CONFIG, "rank %zu of %zu makes no sense: 0 to %zu of at most %d", c->rank, c->world,
-			c->world ? c->world - 1 : 0, EP_MAX_WORLD);
+		return err_set(err, DS_CONFIG, "rank %zu of %zu makes no sense: 0 to %zu of at most %d", c->rank,
+			c->world, c->world ? c->world - 1 : 0, EP_MAX_WORLD);
 	if (addr_parse(c->addr, &u->addr, err))
 		return err->code;
 	if (u->addr.kind != ADDR_UNIX && u->addr.kind != ADDR_TCP)

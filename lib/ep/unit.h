@@ -86,7 +86,7 @@ bool unit_park(struct unit *u, bool on);
 int unit_bell_fd(const struct unit *u);
 
 /* Offers a plan to all members; it takes effect in a later vote, the same on all.  *id is what it is called, greater
- * than any before. */
+ * than any that was known; id >> 32 counts them.  Of two at once the greater one stays. */
 int unit_offer(struct unit *u, const void *plan, size_t n, uint64_t *id, struct ds_err *err);
 /* Of the last plan that took effect: its id and how long the vote that brought it took longer for it. */
 void unit_planned(const struct unit *u, uint64_t *id, int64_t *pause_ns);

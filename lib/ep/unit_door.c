@@ -1,6 +1,6 @@
 /*
- * At the unit's address: who comes there says what it is, and is told where the others are.  While a unit begins all are
- * kept until the last has come; later each is answered at once, or when the members are known again.
+ * At the unit's address: who comes there says what it is, and is told where the others are.  While a unit begins all
+ * are kept until the last has come; later each is answered at once, or when the members are known again.
  *
  * Anybody may connect: who says nothing, or nonsense, is closed; of those the oldest when there are many.
  */
@@ -95,6 +95,7 @@ struct meet_table *unit_table(struct unit *u, size_t *n)
 		return NULL;
 	t->nonce = u->nonce;
 	t->epoch = u->m.now.epoch;
+	t->known = u->known;
 	t->world = (uint32_t)u->c.world;
 	t->holder = (uint32_t)(u->holder < u->c.world ? u->holder : u->c.world);
 	for (size_t r = ranks_next(s, 0); r < u->c.world; r = ranks_next(s, r + 1))

@@ -96,7 +96,7 @@ struct unit {
 	struct unit_guest *guests;  /* connections to it that have not said all */
 	size_t guest_n;
 	int64_t connect_due_ns;     /* by when a beginning unit is connected; 0: it is */
-	int64_t accept_due_ns;      /* no descriptor was left to accept with: when that is tried again; 0: it was not so */
+	int64_t accept_due_ns;      /* no descriptor was left to accept with: it is tried again then; 0: not so */
 	bool opening, failed, closing;
 	struct ds_err why;          /* of failed */
 
@@ -152,7 +152,8 @@ void unit_seek_quit(struct unit *u);    /* unit_timeout has gone by */
 void unit_seek_timer(struct unit *u, int64_t now);
 
 /* ---- unit_peer.c: connections between ranks ---- */
-int unit_listen(struct unit *u, int fd, struct ds_err *err); /* for the others; fd: a connection to the address, or -1 */
+/* For the others; fd: a connection to the address, or -1. */
+int unit_listen(struct unit *u, int fd, struct ds_err *err);
 void unit_accept_failed(struct unit *u, int fd); /* errno says why */
 void unit_accept_again(struct unit *u);
 void unit_unlisten(struct unit *u);

@@ -314,6 +314,8 @@ void unit_take_table(struct unit *u, const struct meet_table *t)
 {
 	unit_stop_connecting(u);
 	u->nonce = t->nonce;
+	if (t->known > u->known)
+		u->known = t->known;
 	u->holder = t->holder < u->c.world ? t->holder : UNIT_NOBODY;
 	know(u, t);
 	if (t->epoch == 0)

@@ -139,6 +139,8 @@ void unit_plan_heal(struct unit *u, const struct unit_ballot *ballots, const str
 
 	for (size_t r = ranks_next(members, 0); r < u->c.world; r = ranks_next(members, r + 1))
 		if (ballots[r].prepared > most) {
+			if (ballots[r].prepared > u->known)
+				u->known = ballots[r].prepared;
 			most = ballots[r].prepared;
 			who = r;
 		}
@@ -174,7 +176,8 @@ static void prepare(struct unit *u, struct unit_plan *p)
 	pthread_mutex_lock(&u->lock);
 	p->preparing = false;
 	if (rc) {
-		log_msg(LOG_WARN, "unit: plan %llu is refused: %s", (unsigned long long)id, err.text);
+		log_msg(LOG_WARN, "unit: plan %llu of rank %llu is refused: %s", (unsigned long long)id >> 32,
+			(unsigned long long)id >> 22 & 1023, err.text);
 		refuse(u, p);
 		return;
 	}
@@ -235,6 +238,12 @@ static void prepare_own(void *arg)
 	pthread_mutex_unlock(&u->lock);
 }
 
+/* Above all that are known, and no other process', either of another rank or of one that was started again. */
+static uint64_t next_id(const struct unit *u)
+{
+	return ((u->known >> 32) + 1) << 32 | (uint64_t)u->c.rank << 22 | (u->hello.self.incarnation & 0x3fffff);
+}
+
 int unit_offer(struct unit *u, const void *plan, size_t n, uint64_t *id, struct ds_err *err)
 {
 	struct unit_plan *p;
@@ -242,7 +251,7 @@ int unit_offer(struct unit *u, const void *plan, size_t n, uint64_t *id, struct 
 	if (n > MOST_BYTES)
 		return err_set(err, DS_DATA, "a plan of %zu bytes is too large", n);
 	pthread_mutex_lock(&u->lock);
-	p = add(u, (u->known / u->c.world + 1) * u->c.world + u->c.rank, n);
+	p = add(u, next_id(u), n);
 	if (p) {
 		memcpy(p->bytes, plan, n);
 		p->got = n;

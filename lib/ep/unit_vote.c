@@ -25,7 +25,7 @@ static int place(struct unit *u, const struct ranks *members, uint64_t id, struc
 	pthread_mutex_unlock(&u->lock);
 	if (id && !p)
 		return err_set(err, DS_BUG, "plan %llu is in effect, and this rank does not have it",
-			(unsigned long long)id);
+			(unsigned long long)id >> 32);
 	rc = u->c.ops->placed(u->c.ctx, id, p ? p->bytes : NULL, p ? p->total : 0, members, err);
 	u->placed = true;
 	u->placed_plan = id;

@@ -1,6 +1,7 @@
 /*
- * The agreement on who is in a unit, by simulation: ranks that start, vote newcomers in, apply plans, suspect each other
- * rightly and wrongly, are cut off, die and start again, in random order, messages in random order (kept between two).
+ * The agreement on who is in a unit, by simulation: ranks that start, vote newcomers in, apply plans, suspect each
+ * other rightly and wrongly, are cut off, die and start again, in random order, messages in random order (kept between
+ * two).
  *
  * Agreement: no two ranks that count each other as members ever install different sets under one number.
  * Termination: when nothing more happens, all that live and reach each other are in one epoch.
@@ -10,7 +11,7 @@
 
 #include "base/random.h"
 
-enum { MOST = 7, QUEUE = 512, HISTORY = 4096 };
+enum { MOST = 7, QUEUE = 512, HISTORY = 4096, PLANS = 1 << 16 };
 
 enum kind { ACCEPT, END, TELL, NEWCOMER, TABLE, DECIDE };
 
@@ -24,7 +25,7 @@ struct msg {
 
 struct node {
 	struct member m;
-	bool alive, stuck;
+	bool alive;
 	size_t self;
 	uint64_t conn[MOST];
 	struct ranks knows[MOST];        /* what newcomers said that they are connected to */
@@ -37,6 +38,7 @@ static struct node nodes[MOST];
 static struct { size_t who; uint64_t epoch, plan; struct ranks set; } history[HISTORY];
 static size_t history_n, world, installs, joins;
 static uint64_t seed, turn, conns;
+static uint32_t ready[PLANS]; /* the ranks that have made this plan ready */
 static bool cut[MOST][MOST], failed, overflow;
 static const char *why;
 
@@ -103,6 +105,8 @@ static void op_installed(void *ctx)
 		if (s->plan != history[i].plan)
 			fail("two plans under one number");
 	}
+	if (s->plan && !(ready[s->plan] >> n->self & 1))
+		fail("a plan in effect that this rank has not made ready");
 	if (history_n < HISTORY) {
 		history[history_n].who = n->self;
 		history[history_n].epoch = s->epoch;
@@ -126,6 +130,8 @@ static void start_node(size_t r)
 	for (size_t i = 0; i < history_n; i++)
 		if (history[i].who == r)
 			history[i--] = history[--history_n];
+	for (size_t i = 0; i < PLANS; i++)
+		ready[i] &= ~(1u << r);
 	member_free(&n->m);
 	memset(n, 0, sizeof(*n));
 	n->self = r;
@@ -265,6 +271,7 @@ static bool can_vote(const struct node *n)
 
 	for (size_t r = 0; r < world; r++)
 		if (ranks_has(&s->ranks, r) && (!nodes[r].alive || nodes[r].m.now.epoch != s->epoch ||
+			queues[r][r].n || /* it has not concluded the vote before */
 			!ranks_equal(&nodes[r].m.now.ranks, &s->ranks) || member_changing(&nodes[r].m)))
 			return false;
 	return n->alive && s->epoch;
@@ -294,6 +301,11 @@ static void vote(size_t who, uint64_t plan)
 	j = ranks_next(&all, 0);
 	if (!plan && j == EP_MAX_WORLD)
 		return;
+	for (size_t r = 0; r < world; r++)
+		if (plan && ranks_has(&s.ranks, r))
+			ready[plan] |= 1u << r;
+	if (!plan)
+		ready[s.plan] |= 1u << j; /* it was fed the plan in effect */
 	joins += !plan;
 	if (!plan)
 		ranks_add(&one, j);
@@ -375,7 +387,7 @@ static void mishap(void)
 				after(&nodes[a]);
 			}
 	} else if (what == 4 && nodes[a].alive) {
-		vote(a, nodes[a].m.now.plan + 1 + roll(5));
+		vote(a, (nodes[a].m.now.plan / MOST + 1) * MOST + a);
 	}
 }
 

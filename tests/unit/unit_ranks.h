@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -229,7 +230,8 @@ static void rank_main(const struct rank_start *s)
 	struct unit_term term = { .name = "model" };
 	struct unit_config c = { .addr = s->addr, .rank = s->rank, .world = s->world, .transport = s->transport,
 		.unit_timeout_ns = s->unit_timeout_ns ? s->unit_timeout_ns : 20000000000,
-		.peer_timeout_ns = s->peer_timeout_ns ? s->peer_timeout_ns : 5000000000, .terms = &term, .term_count = 1,
+		.peer_timeout_ns = s->peer_timeout_ns ? s->peer_timeout_ns : 5000000000,
+		.terms = &term, .term_count = 1,
 		.ops = &rank_ops, .bytes = { 0, s->bytes ? s->bytes : 4096, 4096 } };
 	struct unit *u = NULL;
 	struct ds_err err;
