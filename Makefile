@@ -5,6 +5,7 @@
 #   make demo            asks the example model through the real pipeline
 #   make bench           measures, beside a peer or a limit
 #   make install         DESTDIR= PREFIX=/usr/local
+#   make check-unit-full every shape of an expert-parallel unit: an hour; make soak-kills: 100 lost ranks, and the time it took
 #   make deps            installs the packages that a build needs, or says which
 #   make lint fuzz       FUZZ_SECONDS=300 FUZZERS='frame'
 #
@@ -118,6 +119,11 @@ check:
 	@$(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$$(nproc)) all units replays
 	@DS_BUILD='$(BUILD)' DS_SANITIZE='$(SANITIZE)' sh tests/run $(TESTS)
 
+check-unit-full: all
+	@DS_BUILD='$(BUILD)' sh tests/unit-full product
+soak-kills: all
+	@DS_BUILD='$(BUILD)' sh tests/unit-full kills
+
 demo: all
 	@DS_BUILD='$(BUILD)' sh examples/demo.sh
 
@@ -161,7 +167,7 @@ uninstall:
 clean:
 	rm -rf build build-*
 
-.PHONY: all units bench-programs replays fuzzers check demo bench lint fuzz deps install uninstall clean FORCE
+.PHONY: all units bench-programs replays fuzzers check check-unit-full soak-kills demo bench lint fuzz deps install uninstall clean FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 -include $(wildcard $(patsubst %.c,$(BUILD)/%.d,$(LIB_SRC) $(PROGS:%=cmd/%.c) $(UNIT_SRC) $(BENCH_SRC) $(FUZZ_SRC) tests/fuzz/replay.c))

@@ -3,7 +3,7 @@
 #include "serve/main.h"
 
 static struct stage_options io = STAGE_DEFAULTS;
-static struct work_options work;
+static struct work_options work = WORK_DEFAULTS;
 static int64_t max_batch, chunk, batch_tokens, drafts;
 static bool always;
 
@@ -18,6 +18,7 @@ static const struct opt options[] = {
 	{ .name = "mtp", .arg = "N", .help = "speculate: draft N tokens a step with the model's MTP layer", .def = "0",
 	  .type = OPT_INT, .dst = &drafts, .max = MTP_MOST },
 	{ .name = "mtp-always", .help = "speculate even where it does not pay", .type = OPT_FLAG, .dst = &always },
+	UNIT_OPTIONS(work.unit),
 	STAGE_OPTIONS(io),
 	{ 0 },
 };
@@ -34,7 +35,7 @@ static int run(struct ds_err *err)
 {
 	struct decode_options o = { .max_batch = (size_t)max_batch, .chunk = (size_t)chunk, .drafts = (size_t)drafts,
 		.always = always };
-	struct stage_config stage = { .opt = io, .ops = &decode_ops };
+	struct stage_config stage = { .ops = &decode_ops };
 	struct decode *d;
 	struct work w;
 	int rc;
@@ -49,12 +50,16 @@ static int run(struct ds_err *err)
 	if ((size_t)batch_tokens > work.max_rows)
 		work.max_rows = (size_t)batch_tokens;
 	work.max_logits = o.max_batch * (1 + o.drafts);
-	rc = work_open(&w, &work, &io, program.name, err);
+	work.overlap = OVERLAP_DECODE;
+	rc = work_settle(&work, &io, &program, err);
+	if (!rc)
+		rc = work_open(&w, &work, &io, program.name, "decode", err);
 	if (rc)
 		return rc;
 	rc = decode_new(&d, &w, &o, err);
 	if (!rc) {
 		work_hello(&w, &stage.hello, program.name, "decode");
+		stage.opt = io;
 		stage.ctx = d;
 		rc = work_finish(&w, work_run(&w, &work, &stage, err), err);
 		decode_report(d);

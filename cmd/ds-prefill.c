@@ -3,7 +3,7 @@
 #include "serve/prefill.h"
 
 static struct stage_options io = STAGE_DEFAULTS;
-static struct work_options work;
+static struct work_options work = WORK_DEFAULTS;
 static int64_t chunk, batch_tokens, max_batch;
 
 static const struct opt options[] = {
@@ -15,6 +15,7 @@ static const struct opt options[] = {
 	{ .name = "max-batch", .arg = "N", .help = "most requests in a step", .def = "64", .type = OPT_INT,
 	  .dst = &max_batch, .min = 1, .max = 4096 },
 	{ .name = "mtp", .help = "hand over what ds-decode --mtp begins with", .type = OPT_FLAG, .dst = &work.mtp },
+	UNIT_OPTIONS(work.unit),
 	STAGE_OPTIONS(io),
 	{ 0 },
 };
@@ -29,19 +30,23 @@ static const struct opt_program program = {
 
 static int run(struct ds_err *err)
 {
-	struct stage_config stage = { .opt = io, .ops = &prefill_ops };
+	struct stage_config stage = { .ops = &prefill_ops };
 	struct prefill *p;
 	struct work w;
 	int rc;
 
 	work.max_rows = (size_t)(chunk > batch_tokens ? chunk : batch_tokens);
 	work.max_segs = (size_t)max_batch;
-	rc = work_open(&w, &work, &io, program.name, err);
+	work.overlap = OVERLAP_PREFILL;
+	rc = work_settle(&work, &io, &program, err);
+	if (!rc)
+		rc = work_open(&w, &work, &io, program.name, "prefill", err);
 	if (rc)
 		return rc;
 	rc = prefill_new(&p, &w, (size_t)chunk, err);
 	if (!rc) {
 		work_hello(&w, &stage.hello, program.name, "prefill");
+		stage.opt = io;
 		stage.ctx = p;
 		rc = work_finish(&w, work_run(&w, &work, &stage, err), err);
 		prefill_free(p);

@@ -84,6 +84,8 @@ void engine_ep_shape(const struct model *m, const struct engine_config *c, struc
 int engine_attend(struct engine *e, bool *busy, struct ds_err *err);
 /* This rank's input has ended: takes part until that of all has. */
 int engine_stay(struct engine *e, struct ds_err *err);
+/* The same piece by piece, as engine_attend; *over: that of all has. */
+int engine_stay_step(struct engine *e, bool *busy, bool *over, struct ds_err *err);
 
 /* DS_DATA where the model's files were written to before this call: what steps computed may be of a mixture.  A step
  * looks by itself now and then, since looking takes time; who makes an answer final looks here. */

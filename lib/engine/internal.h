@@ -14,6 +14,7 @@ struct engine {
 	bool dequant;
 	bool mtp;
 	struct ep *ep;
+	bool ended;             /* the others were told that no step of this rank's own follows */
 	enum overlap overlap;
 	size_t micro_batches;
 	size_t max_rows, max_segs, max_logits, max_pairs;

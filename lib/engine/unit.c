@@ -81,19 +81,24 @@ int engine_attend(struct engine *e, bool *busy, struct ds_err *err)
 	return *busy ? take_part(e, false, &over, err) : 0;
 }
 
+int engine_stay_step(struct engine *e, bool *busy, bool *over, struct ds_err *err)
+{
+	*over = false;
+	*busy = !e->ended || !ep_park(e->ep, true);
+	e->ended = true;
+	return *busy ? take_part(e, true, over, err) : 0;
+}
+
 int engine_stay(struct engine *e, struct ds_err *err)
 {
 	struct pollfd bell = { .fd = ep_bell_fd(e->ep), .events = POLLIN };
-	bool told = false, over = false;
+	bool busy, over = false;
 	int rc = 0;
 
 	while (!rc && !over) {
-		if (!told || !ep_park(e->ep, true)) {
-			rc = take_part(e, true, &over, err);
-			told = true;
-		} else if (poll(&bell, 1, -1) < 0 && errno != EINTR) {
+		rc = engine_stay_step(e, &busy, &over, err);
+		if (!rc && !busy && poll(&bell, 1, -1) < 0 && errno != EINTR)
 			rc = err_errno(err, DS_OS, "cannot poll");
-		}
 	}
 	return rc;
 }

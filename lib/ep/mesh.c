@@ -75,6 +75,20 @@ bool mesh_forsake(struct mesh *m, size_t peer, struct conn *c)
 
 /* ---- from any thread ---- */
 
+/* Who is waited for is asked for a sign of life; that the way to the others is cut while nobody waits for anybody, the
+ * kernel finds out, in about the same time. */
+static void tcp_setup(int fd, int64_t timeout_ns)
+{
+	int seconds = (int)((timeout_ns + 999999999) / 1000000000), idle = (seconds + 1) / 2, pause = seconds / 4;
+	int values[][2] = { { TCP_NODELAY, 1 }, { TCP_KEEPIDLE, idle }, { TCP_KEEPINTVL, pause ? pause : 1 },
+		{ TCP_KEEPCNT, seconds > idle ? (seconds - idle) / (pause ? pause : 1) : 1 },
+		{ TCP_USER_TIMEOUT, seconds * 1000 } };
+
+	for (size_t i = 0; i < ARRAY_LEN(values); i++)
+		setsockopt(fd, IPPROTO_TCP, values[i][0], &values[i][1], sizeof(int));
+	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){ 1 }, sizeof(int));
+}
+
 static struct conn *conn_new(struct mesh *m, size_t peer, int fd)
 {
 	struct conn *c = mem_calloc(1, sizeof(*c));
@@ -86,7 +100,7 @@ static struct conn *conn_new(struct mesh *m, size_t peer, int fd)
 	*c = (struct conn){ .source = { SOURCE_CONN }, .mesh = m, .peer = peer, .fd = fd, .heard_ns = time_mono_ns() };
 	c->local = !getsockname(fd, (struct sockaddr *)&a, &n) && a.ss_family == AF_UNIX;
 	if (!c->local)
-		setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){ 1 }, sizeof(int));
+		tcp_setup(fd, m->cfg.peer_timeout_ns);
 	return c;
 }
 

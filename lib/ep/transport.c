@@ -341,13 +341,11 @@ bool transport_park(struct transport *t, bool on, size_t lane, uint64_t seq)
 
 	if (!t->own) /* no epoch has begun: there is a vote to take part in */
 		return false;
-	if (on) {
-		atomic_store_explicit(&t->own->parked, 1, memory_order_seq_cst);
-		if (may_park(t, lane, seq))
-			return true;
-	}
+	atomic_store_explicit(&t->own->parked, on, memory_order_seq_cst);
+	(void)!read(t->bell, &rung, sizeof(rung)); /* for what was seen to already; who comes now rings again */
+	if (on && may_park(t, lane, seq))
+		return true;
 	atomic_store_explicit(&t->own->parked, 0, memory_order_relaxed);
-	(void)!read(t->bell, &rung, sizeof(rung));
 	return !on;
 }
 

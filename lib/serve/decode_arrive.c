@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "serve/decode_impl.h"
+#include "serve/ranked.h"
 
 static bool arriving(const struct group *g)
 {
@@ -243,9 +244,12 @@ static int on_frame(void *ctx, struct source *src, struct frame *f, struct ds_er
 {
 	struct decode *d = ctx;
 	struct group *g;
+	bool taken = false;
 	int rc = work_whole(f, src, err);
 
-	if (rc)
+	if (!rc)
+		rc = ranked_frame(d->w, src, f, &taken, err);
+	if (rc || taken)
 		return rc;
 	switch (f->type) {
 	case FRAME_REQUEST:
@@ -279,6 +283,7 @@ static void on_gone(void *ctx, struct source *src, bool complete)
 	struct decode *d = ctx;
 	struct group *g = TAILQ_FIRST(&d->groups), *next;
 
+	ranked_gone(d->w, src);
 	held_forget(&d->paused, src);
 	held_forget(&d->full, src);
 	d->give_up = d->give_up == src ? NULL : d->give_up;
@@ -342,6 +347,16 @@ static void on_state(void *ctx)
 	buf_free(&b);
 }
 
+static int on_bell(void *ctx)
+{
+	return ranked_bell(((struct decode *)ctx)->w);
+}
+
+static void on_ending(void *ctx, struct source *src)
+{
+	ranked_ending(((struct decode *)ctx)->w, src);
+}
+
 const struct stage_ops decode_ops = {
 	.head = on_head,
 	.frame = on_frame,
@@ -349,6 +364,8 @@ const struct stage_ops decode_ops = {
 	.hello = on_hello,
 	.incomplete = on_incomplete,
 	.step = on_step,
+	.bell = on_bell,
+	.ending = on_ending,
 	.drain = on_drain,
 	.state = on_state,
 };

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/time.h"
 #include "serve/decode_impl.h"
+#include "serve/ranked.h"
 
 static size_t least(size_t a, size_t b)
 {
@@ -202,8 +203,9 @@ int decode_step(struct decode *d, bool *busy, struct ds_err *err)
 {
 	int rc = d->lost.code ? 0 : step(d, busy, err);
 
-	if (rc || !d->lost.code)
-		return rc;
-	*err = d->lost;
+	if (!rc && !d->lost.code)
+		return ranked_step(d->w, busy, err);
+	if (!rc)
+		*err = d->lost;
 	return err->code;
 }

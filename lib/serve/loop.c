@@ -227,6 +227,8 @@ static void finish_one(struct stage *st)
 
 	if (!src || !src->input_done || src->holds)
 		return;
+	if (!src->input_bad && !src->gone && st->ops->ending)
+		st->ops->ending(st->cfg->ctx, src);
 	if (st->connect && !st->down.lost && !st->down.ended) {
 		if (!src->input_bad)
 			sink_end(st, &st->down.sink);

@@ -1,4 +1,5 @@
 #include "serve/prefill_impl.h"
+#include "serve/ranked.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -221,9 +222,12 @@ static int on_head(void *ctx, struct source *src, struct frame *f, void **dst, s
 static int on_frame(void *ctx, struct source *src, struct frame *f, struct ds_err *err)
 {
 	struct prefill *p = ctx;
+	bool taken = false;
 	int rc = work_whole(f, src, err);
 
-	if (rc)
+	if (!rc)
+		rc = ranked_frame(p->w, src, f, &taken, err);
+	if (rc || taken)
 		return rc;
 	if (f->type == FRAME_REQUEST)
 		return take_request(p, src, f, err);
@@ -238,6 +242,7 @@ static void on_gone(void *ctx, struct source *src, bool complete)
 {
 	struct prefill *p = ctx;
 
+	ranked_gone(p->w, src);
 	held_forget(&p->paused, src);
 	if (complete)
 		return;
@@ -289,11 +294,23 @@ static void on_state(void *ctx)
 	buf_free(&b);
 }
 
+static int on_bell(void *ctx)
+{
+	return ranked_bell(((struct prefill *)ctx)->w);
+}
+
+static void on_ending(void *ctx, struct source *src)
+{
+	ranked_ending(((struct prefill *)ctx)->w, src);
+}
+
 const struct stage_ops prefill_ops = {
 	.head = on_head,
 	.frame = on_frame,
 	.gone = on_gone,
 	.step = on_step,
+	.bell = on_bell,
+	.ending = on_ending,
 	.drain = on_drain,
 	.state = on_state,
 };

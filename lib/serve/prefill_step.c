@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "base/time.h"
 #include "serve/prefill_impl.h"
+#include "serve/ranked.h"
 
 /* ---- handing over ---- */
 
@@ -222,5 +223,5 @@ int prefill_step(struct prefill *p, bool *busy, struct ds_err *err)
 		send_finished(p);
 	}
 	*busy = n > 0;
-	return 0;
+	return ranked_step(p->w, busy, err);
 }

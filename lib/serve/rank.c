@@ -102,14 +102,9 @@ static bool any(const struct found *f)
 /* Says which of a set is there and which is not. */
 static int half(const struct set *s, const struct found *f, struct ds_err *err)
 {
-	const struct said *all[] = { &f->rank, &f->world, &f->local }, *here = NULL;
-	const char *lacks = NULL;
+	const struct said *here = f->rank.n != UNSET ? &f->rank : f->world.n != UNSET ? &f->world : &f->local;
+	const char *lacks = f->rank.n == UNSET ? s->rank : f->world.n == UNSET ? s->world : s->local;
 
-	for (size_t i = 0; i < ARRAY_LEN(all); i++)
-		if (all[i]->n != UNSET)
-			here = here ? here : all[i];
-		else if (all[i]->by && !lacks && (i < 2 || s->local_too))
-			lacks = all[i]->by;
 	return err_set(err, DS_CONFIG, "%s is '%lld', but %s is not set; use --rank N and --world N", here->by,
 		(long long)here->n, lacks);
 }
@@ -118,8 +113,9 @@ static int half(const struct set *s, const struct found *f, struct ds_err *err)
  * Kubernetes): who is wrong does not notice. */
 static int ambiguous(const struct found *f, struct ds_err *err)
 {
-	return err_set(err, DS_CONFIG, "RANK is '%lld', but LOCAL_RANK is not set: RANK without LOCAL_RANK means nodes to "
-		"some launchers and processes to others; use --rank N and --world N", (long long)f->rank.n);
+	return err_set(err, DS_CONFIG,
+		"RANK is '%lld', but LOCAL_RANK is not set: RANK without LOCAL_RANK means nodes to some launchers and "
+		"processes to others; use --rank N and --world N", (long long)f->rank.n);
 }
 
 /* The first complete one; *s NULL: there is none. */
@@ -215,8 +211,9 @@ int rank_name(const struct rank *r, const char *option_name, const char *text, c
 		} else {
 			free(p);
 			*out = NULL;
-			return err_set(err, DS_USAGE, "%s: '%s': a %% of a rank's file or address is followed by r (the rank), "
-				"l (the local rank) or another %%", option_name, text);
+			return err_set(err, DS_USAGE,
+				"%s: '%s': a %% of a rank's file or address is followed by r (the rank), l (the local "
+				"rank) or another %%", option_name, text);
 		}
 	}
 	p[n] = '\0';

@@ -81,20 +81,32 @@ static struct sink *sink_for(struct source *src, uint64_t stream)
 	return s->dead ? NULL : s;
 }
 
+static void wrote(struct stage *st, struct sink *s, int rc, const struct ds_err *err)
+{
+	if (rc == DS_BUG || rc == DS_DATA) /* of the frame, not of the way */
+		stage_abort(st, err);
+	else if (rc)
+		sink_note(st, s, err);
+}
+
 int stage_send(struct source *src, unsigned type, uint64_t stream, const struct meta_builder *meta,
 	const struct iovec *iov, int n, bool hash)
 {
 	struct sink *s = sink_for(src, stream);
 	struct ds_err err;
-	int rc;
 
-	if (!s)
-		return 0;
-	rc = frame_write(s->w, type, 0, stream, meta, iov, n, hash, &err);
-	if (rc == DS_BUG || rc == DS_DATA) /* of the frame, not of the way */
-		stage_abort(src->st, &err);
-	else if (rc)
-		sink_note(src->st, s, &err);
+	if (s)
+		wrote(src->st, s, frame_write(s->w, type, 0, stream, meta, iov, n, hash, &err), &err);
+	return 0;
+}
+
+int stage_put(struct source *src, int (*put)(void *ctx, struct frame_writer *w, struct ds_err *err), void *ctx)
+{
+	struct sink *s = sink_for(src, 0);
+	struct ds_err err;
+
+	if (s)
+		wrote(src->st, s, put(ctx, s->w, &err), &err);
 	return 0;
 }
 

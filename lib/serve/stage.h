@@ -56,7 +56,7 @@ struct stage_options {
 #define STAGE_OPTIONS(o) \
 	{ .name = "listen", .letter = 'l', .arg = "ADDR", .help = "serve on unix:PATH, tcp:HOST:PORT or fd:N", \
 	  .type = OPT_STR, .dst = &(o).listen, .env = true }, \
-	{ .name = "insecure", .help = "let --listen use a TCP address beyond loopback, without TLS", \
+	{ .name = "insecure", .help = "let --listen and --unit use TCP addresses beyond loopback, without TLS", \
 	  .type = OPT_FLAG, .dst = &(o).anywhere }, \
 	{ .name = "ready-fd", .arg = "N", .help = "write a newline to descriptor N when serving", \
 	  .type = OPT_INT, .dst = &(o).ready_fd, .max = 1 << 20 }, \
@@ -79,6 +79,8 @@ struct stage_ops {
 	 * read.  gone follows.  NULL: nobody asks. */
 	int (*unanswered)(void *ctx, struct source *src, uint64_t stream, const char *id, const struct ds_err *why,
 		struct ds_err *err);
+	/* All of the source's answers are written, END follows: the last word, perhaps said twice (may be NULL). */
+	void (*ending)(void *ctx, struct source *src);
 	/* The source is finished or lost: no callback for it follows; requests of a lost source (complete = false)
 	 * are to be dropped. */
 	void (*gone)(void *ctx, struct source *src, bool complete);
@@ -122,6 +124,8 @@ int stage_run(const struct stage_config *cfg, struct ds_err *err);
 int stage_send(struct source *src, unsigned type, uint64_t stream, const struct meta_builder *meta,
 	const struct iovec *iov, int n, bool hash);
 int stage_forward(struct source *src, const struct frame *f);
+/* A frame of stream 0 that put writes itself; as stage_send. */
+int stage_put(struct source *src, int (*put)(void *ctx, struct frame_writer *w, struct ds_err *err), void *ctx);
 /* The name of a request that the program makes itself, before it is sent: the stage says it where its peer is lost. */
 void stage_request_id(struct source *src, uint64_t stream, const char *id);
 /* An ERROR frame for one request: code, id (NULL: not known), message, retryable; one line on stderr too.  The run's

@@ -11,8 +11,9 @@
 #include "base/mem.h"
 #include "base/version.h"
 #include "serve/dump.h"
+#include "serve/ranked.h"
 
-static int cpus_allowed(void)
+int work_cpus(void)
 {
 	cpu_set_t set;
 	int n = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
@@ -46,8 +47,8 @@ static bool same_file(const char *a, const char *b)
  * dump in the place of the input would be the end of that; only an answer may take it, when it is complete (-f). */
 static int check_files(const struct work_options *o, const struct stage_options *io, struct ds_err *err)
 {
-	const char *names[] = { io->input, io->output, o->dump_to, o->trace };
-	static const char *const options[] = { "--input", "--output", "--dump-to", "--trace" };
+	const char *names[] = { o->unit.alone ? NULL : io->input, io->output, o->dump_to, o->trace, o->unit.loads_to };
+	static const char *const options[] = { "--input", "--output", "--dump-to", "--trace", "--loads-to" };
 
 	if (o->trace && strcmp(o->trace, "-") == 0)
 		return err_set(err, DS_USAGE, "--trace: '-' is no file; a trace does not go to standard output");
@@ -59,33 +60,43 @@ static int check_files(const struct work_options *o, const struct stage_options 
 	return 0;
 }
 
+int work_settle(struct work_options *o, struct stage_options *io, const struct opt_program *p, struct ds_err *err)
+{
+	const struct unit_name names[] = { { "--trace", &o->trace }, { "--dump-to", &o->dump_to },
+		{ "--loads-to", &o->unit.loads_to } };
+
+	return unit_options_settle(&o->unit, p, io, names, ARRAY_LEN(names), err);
+}
+
 static int open_profile(struct work *w, const struct work_options *o, const struct stage_options *io,
 	const char *program, struct ds_err *err)
 {
 	struct profile_options p = { .program = program, .trace = o->trace, .force = io->force, .stats = o->stats,
-		.json = io->log_format && strcmp(io->log_format, "json") == 0 };
+		.json = io->log_format && strcmp(io->log_format, "json") == 0, .rank = (int)o->unit.me.rank };
 	int rc = profile_new(&w->profile, &p, err);
 
 	return rc ? rc : engine_set_profile(w->engine, w->profile, w->pool, err);
 }
 
 int work_open(struct work *w, const struct work_options *o, const struct stage_options *io, const char *program,
-	struct ds_err *err)
+	const char *role, struct ds_err *err)
 {
 	struct engine_config c = { .max_rows = o->max_rows, .max_segs = o->max_segs, .max_logits = o->max_logits,
-		.mtp = o->mtp };
+		.mtp = o->mtp, .overlap = o->overlap, .micro_batches = 1 };
 	int rc;
 
 	memset(w, 0, sizeof(*w));
 	if (!o->model)
 		return err_set(err, DS_USAGE, "no model given; use -m DIR");
-	c.threads = o->threads ? (int)o->threads : cpus_allowed();
+	c.threads = o->threads ? (int)o->threads : work_cpus();
 	if ((rc = parse_arith(o->arith, &c.arith, err)) || (rc = check_files(o, io, err)))
 		return rc;
 	w->max_rows = o->max_rows;
 	w->max_segs = o->max_segs;
 	w->mtp = o->mtp;
-	if ((rc = model_open(&w->model, o->model, err)) || (rc = engine_new(&w->engine, w->model, &c, err)) ||
+	if ((rc = model_open(&w->model, o->model, err)) ||
+	    (o->unit.me.unit && (rc = ranked_open(w, o, io->anywhere, role, &c, err))) ||
+	    (rc = engine_new(&w->engine, w->model, &c, err)) ||
 	    (rc = engine_kv_pool(w->engine, o->kv_memory, &w->pool, err)) ||
 	    (!o->no_prefix && !o->dump && (rc = prefix_new(&w->prefix, w->pool, w->mtp, err))) ||
 	    (rc = sampler_new(&w->sampler, w->model->config.vocab, err)) ||
@@ -127,6 +138,7 @@ void work_close(struct work *w)
 	sampler_free(w->sampler);
 	kv_pool_free(w->pool);
 	engine_free(w->engine);
+	ranked_close(w);
 	if (w->model)
 		model_close(w->model);
 	memset(w, 0, sizeof(*w));
@@ -151,7 +163,7 @@ void work_hello(const struct work *w, struct hello *h, const char *program, cons
 	h->kv.layers = c->layers;
 	h->kv.dim = engine_kv_dim(w->engine);
 	h->mtp = w->mtp;
-	h->world = 1;
+	ranked_hello(w, h);
 }
 
 static int open_dump(struct work *w, const struct work_options *o, const struct stage_config *stage, struct ds_err *err)
@@ -180,9 +192,11 @@ int work_run(struct work *w, const struct work_options *o, const struct stage_co
 
 	signal(SIGPIPE, SIG_IGN);
 	rc = open_dump(w, o, stage, err);
-	if (rc)
-		return rc;
-	rc = stage_run(stage, err);
+	if (!rc)
+		rc = ranked_begin(w, stage, err);
+	if (!rc && !o->unit.alone)
+		rc = stage_run(stage, err);
+	rc = ranked_finish(w, stage, rc, err);
 	if (!w->dump)
 		return rc;
 	engine_set_tap(w->engine, NULL, NULL);

@@ -11,6 +11,9 @@
 #include "frame/messages.h"
 #include "model/tokenizer.h"
 #include "serve/stage.h"
+#include "serve/unit_options.h"
+
+struct ranked;
 
 struct work_options {
 	const char *model;
@@ -21,12 +24,16 @@ struct work_options {
 	const char *trace;      /* file to write spans to, or NULL */
 	bool stats;
 	bool no_prefix;         /* a dump does without, too: no row is to be missing */
+	struct unit_options unit;
 	/* set by the program */
+	enum overlap overlap;      /* of a unit's micro-batches */
 	bool mtp;                  /* the MTP layer's KV entries are computed */
 	bool drafts;               /* and its drafts */
 	size_t max_rows, max_segs; /* of a step */
 	size_t max_logits;         /* 0: max_segs */
 };
+
+#define WORK_DEFAULTS { .unit = UNIT_DEFAULTS }
 
 #define WORK_OPTIONS(o) \
 	{ .name = "model", .letter = 'm', .arg = "DIR", .help = "checkpoint: config.json and *.safetensors", \
@@ -57,22 +64,28 @@ struct work {
 	struct tokenizer *tokenizer; /* NULL until work_tokenizer was asked for it */
 	bool mtp;               /* KV blocks have the MTP layer's entries, too */
 	struct segment *segs, *mtp_segs; /* [max_segs] */
+	struct ranked *ranked;  /* the unit that this is a rank of, or NULL */
 	struct dump *dump;      /* --dump, or NULL */
 	bool dump_told;         /* its failure was work_dumped's answer */
 	size_t max_rows, max_segs;
 };
 
-/* Opens everything; on failure nothing is left open.  io: for what the profile prints and overwrites. */
+/* After the options are parsed: of a rank of a unit, which one it is, and its own names of files and addresses. */
+int work_settle(struct work_options *o, struct stage_options *io, const struct opt_program *p, struct ds_err *err);
+/* Opens everything; on failure nothing is left open.  A rank of a unit returns when it has met the others, which have
+ * the same role.  io: for what the profile prints and overwrites. */
 int work_open(struct work *w, const struct work_options *o, const struct stage_options *io, const char *program,
-	struct ds_err *err);
+	const char *role, struct ds_err *err);
 /* At the end of a run whose result is rc: the profile's statistics and the end of its trace.  rc, or where it is 0
  * what went wrong with the trace. */
 int work_finish(struct work *w, int rc, struct ds_err *err);
 void work_close(struct work *w);
+int work_cpus(void); /* that this process may run on */
 /* Our HELLO: model, vocabulary, arithmetic and KV layout. */
 void work_hello(const struct work *w, struct hello *h, const char *program, const char *role);
 
-/* stage_run, with the tensors of --dump written beside it. */
+/* stage_run, with the tensors of --dump written beside it.  A rank of a unit whose input has ended takes part in the
+ * steps of the others until theirs has. */
 int work_run(struct work *w, const struct work_options *o, const struct stage_config *stage, struct ds_err *err);
 /* 0, or why the dump could not be written: to be asked after each step, whose answers are not sent then. */
 int work_dumped(struct work *w, struct ds_err *err);
