@@ -19,26 +19,13 @@ struct combine_job {
 
 enum { LANES = 256 }; /* columns summed at a time */
 
-static void add_f32(float *sum, const float *x, float w, size_t n)
-{
-	for (size_t i = 0; i < n; i++)
-		sum[i] += w * x[i];
-}
-
-static void add_bf16(float *sum, const uint16_t *x, float w, size_t n)
-{
-	for (size_t i = 0; i < n; i++)
-		sum[i] += w * bf16_to_f32(x[i]);
-}
-
 static void add_choice(const struct combine_job *j, size_t i, size_t c, float *sum, size_t n)
 {
 	if (j->slot)
-		add_f32(sum, j->x + j->slot[i] * j->ldx + c, j->w[i], n);
-	else if (j->rows[i] && j->bf16)
-		add_bf16(sum, (const uint16_t *)j->rows[i] + c, j->w[i], n);
+		j->isa->add_scaled(sum, j->x + j->slot[i] * j->ldx + c, false, j->w[i], n);
 	else if (j->rows[i])
-		add_f32(sum, (const float *)j->rows[i] + c, j->w[i], n);
+		j->isa->add_scaled(sum, j->bf16 ? (const void *)((const uint16_t *)j->rows[i] + c) :
+			(const float *)j->rows[i] + c, j->bf16, j->w[i], n);
 }
 
 static void combine_row(const struct combine_job *j, size_t r)

@@ -25,6 +25,9 @@ struct isa {
 	void (*rmsnorm)(float *y, const float *x, const struct mat *w, float eps, size_t cols, bool round);
 	void (*swiglu)(float *y, const float *g, const float *u, size_t cols, bool round);
 
+	/* sum [n] += w * x, the product rounded to float32 like the sum; x is F32 or BF16 */
+	void (*add_scaled)(float *sum, const void *x, bool bf16, float w, size_t n);
+
 	/* Largest value of x [n] and its lowest index; NaN never wins; -inf and 0 when there is nothing else. */
 	float (*argmax)(const float *x, size_t n, uint32_t *index);
 	/* sum of exp(x[i] - max) */
@@ -53,6 +56,7 @@ extern _Thread_local void *isa_desk;
 	void round_##set(float *x, size_t n); \
 	void rmsnorm_##set(float *y, const float *x, const struct mat *w, float eps, size_t cols, bool round); \
 	void swiglu_##set(float *y, const float *g, const float *u, size_t cols, bool round); \
+	void add_scaled_##set(float *sum, const void *x, bool bf16, float w, size_t n); \
 	float argmax_##set(const float *x, size_t n, uint32_t *index); \
 	double sum_exp_##set(const float *x, size_t n, float max)
 ISA_ROWS(avx2);

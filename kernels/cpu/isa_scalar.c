@@ -147,6 +147,12 @@ static void swiglu(float *y, const float *g, const float *u, size_t cols, bool r
 	}
 }
 
+static void add_scaled(float *sum, const void *x, bool bf16, float w, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		sum[i] += w * (bf16 ? bf16_to_f32(((const uint16_t *)x)[i]) : ((const float *)x)[i]);
+}
+
 static float argmax(const float *x, size_t n, uint32_t *index)
 {
 	float best = -INFINITY;
@@ -179,6 +185,7 @@ const struct isa isa_scalar = {
 	.round = round_row,
 	.rmsnorm = rmsnorm,
 	.swiglu = swiglu,
+	.add_scaled = add_scaled,
 	.argmax = argmax,
 	.sum_exp = sum_exp,
 	.attn_expanded = attn_expanded_scalar,

@@ -76,6 +76,21 @@ void SET(pack_bf16)(uint16_t *y, const float *x, size_t n)
 		y[i] = f32_to_bf16(x[i]);
 }
 
+void SET(add_scaled)(float *sum, const void *x, bool bf16, float w, size_t n)
+{
+	const uint16_t *h = x;
+	const float *f = x;
+	VF by = v_set1(w);
+	size_t i = 0;
+
+	for (; bf16 && i + VL <= n; i += VL)
+		v_store(sum + i, v_add(v_load(sum + i), v_mul(by, v_load_bf16(h + i))));
+	for (; !bf16 && i + VL <= n; i += VL)
+		v_store(sum + i, v_add(v_load(sum + i), v_mul(by, v_load(f + i))));
+	for (; i < n; i++)
+		sum[i] += w * (bf16 ? bf16_to_f32(h[i]) : f[i]);
+}
+
 /* s = 2^ceil(log2(a)) of a normal or infinite a, from its bits. */
 static float ceil_pow2(float a)
 {
