@@ -2,7 +2,7 @@
 # unit.sh MODEL WORLD [OPTION...] < QUESTIONS > ANSWERS: WORLD ranks of ds-decode on this machine, one expert-parallel unit.  QUESTIONS has a
 # request a line, as JSON (ds-token(1)); each rank answers every WORLD-th.  ANSWERS has an object a line.  Options go to every rank.
 #
-#   printf '{"id":"%s","chat":"What is %d + 977?"}\n' a 348 b 17 | examples/unit.sh MODEL 2 --redundant 8
+#   printf '{"id":"%s","messages":[{"role":"user","content":"What is %d + 977?"}]}\n' a 348 b 17 | examples/unit.sh MODEL 2 --redundant 8
 set -eu
 if [ $# -lt 2 ]; then
 	echo 'usage: unit.sh MODEL WORLD [OPTION...] < QUESTIONS > ANSWERS' >&2

@@ -43,6 +43,11 @@ static int set_terms(const struct work *w, const struct work_options *o, const c
 	return 0;
 }
 
+static bool over_tcp(const struct unit_options *u)
+{
+	return u->transport ? strcmp(u->transport, "tcp") == 0 : strncmp(u->me.unit, "unix:", 5) != 0;
+}
+
 int ranked_open(struct work *w, const struct work_options *o, bool anywhere, const char *role, struct engine_config *c,
 	struct ds_err *err)
 {
@@ -75,7 +80,7 @@ int ranked_open(struct work *w, const struct work_options *o, bool anywhere, con
 	if (rc)
 		return rc; /* work_close sees to the rest */
 	c->ep = r->ep;
-	c->micro_batches = (size_t)u->micro_batches;
+	c->micro_batches = u->micro_batches ? (size_t)u->micro_batches : over_tcp(u) + 1U;
 	return 0;
 }
 

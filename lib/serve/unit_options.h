@@ -12,7 +12,8 @@
 
 struct unit_options {
 	struct rank_options rank;
-	int64_t redundant, dispatch_tokens, micro_batches;
+	int64_t redundant, dispatch_tokens;
+	int64_t micro_batches;        /* 0: by the transport */
 	const char *transport;        /* NULL: by the address */
 	int64_t unit_timeout_ns, link_delay_ns;
 	uint64_t link_rate;
@@ -42,8 +43,8 @@ struct unit_options {
 	  .type = OPT_STR, .dst = &(o).transport }, \
 	{ .name = "unit-timeout", .arg = "TIME", .help = "wait this long for the other ranks", .def = "60s", \
 	  .type = OPT_TIME, .dst = &(o).unit_timeout_ns }, \
-	{ .name = "micro-batches", .arg = "1|2", .help = "2: half a batch computes while the other's rows travel", \
-	  .def = "2", .type = OPT_INT, .dst = &(o).micro_batches, .min = 1, .max = 2 }, \
+	{ .name = "micro-batches", .arg = "1|2", .help = "2: one half computes while rows of the other travel (tcp: 2)", \
+	  .type = OPT_INT, .dst = &(o).micro_batches, .min = 1, .max = 2 }, \
 	{ .name = "dispatch-tokens", .arg = "N", .help = "most rows that a rank sends at once, the same on all ranks", \
 	  .def = "256", .type = OPT_INT, .dst = &(o).dispatch_tokens, .min = 1, .max = 1 << 16 }, \
 	{ .name = "link-delay", .arg = "TIME", .help = "imitate a network: rows arrive this much later", .def = "0", \
