@@ -106,23 +106,35 @@ static bool minority(const struct unit *u)
 
 void unit_tell_holder(struct unit *u)
 {
-	send_members(u, UNIT_HOLDER, NULL, 0);
+	struct msg_holder msg = { .holds = u->door != NULL };
+
+	send_members(u, UNIT_HOLDER, &msg, sizeof(msg));
+}
+
+/* Where nobody of the unit holds the address its lowest rank seeks it. */
+static void seek_if_lost(struct unit *u)
+{
+	const struct ranks *now = &u->m.now.ranks;
+
+	if (u->door || u->m.newcomer)
+		return;
+	if (u->holder < u->c.world && !ranks_has(now, u->holder))
+		u->holder = UNIT_NOBODY;
+	if (u->holder == UNIT_NOBODY && ranks_next(now, 0) == u->c.rank && !u->over)
+		unit_seek(u, 0);
+	else
+		unit_seek_stop(u);
 }
 
 static void settle_address(struct unit *u)
 {
-	const struct ranks *now = &u->m.now.ranks;
+	bool held = u->door != NULL;
 
 	if (u->door && u->minor)
 		unit_door_close(u);
-	if (u->holder < u->c.world && !ranks_has(now, u->holder))
-		u->holder = UNIT_NOBODY;
-	if (u->door)
+	if (held)
 		unit_tell_holder(u);
-	else if (u->holder == UNIT_NOBODY && ranks_next(now, 0) == u->c.rank && !u->over)
-		unit_seek(u, 0);
-	else
-		unit_seek_stop(u);
+	seek_if_lost(u);
 }
 
 static void count_changes(struct unit *u)
@@ -271,13 +283,18 @@ static void leave_in(struct unit *u, size_t from, const struct msg_leave *msg)
 	unit_lose(u, from);
 }
 
-static void holder_in(struct unit *u, size_t from)
+static void holder_in(struct unit *u, size_t from, const struct msg_holder *msg)
 {
 	if (u->door || (!ranks_has(&u->m.now.ranks, from) && !ranks_has(&u->m.want.ranks, from)))
 		return;
-	u->holder = from;
-	if (!u->m.newcomer)
-		unit_seek_stop(u);
+	if (msg->holds)
+		u->holder = from;
+	else if (u->holder == from)
+		u->holder = UNIT_NOBODY;
+	else
+		return;
+	if (u->m.now.epoch)
+		seek_if_lost(u);
 }
 
 static void message(struct unit *u, size_t from, unsigned type, const void *data, size_t n)
@@ -294,8 +311,8 @@ static void message(struct unit *u, size_t from, unsigned type, const void *data
 		unit_plan_refused(u, *(const uint64_t *)data);
 	} else if (type == UNIT_LEAVE && n == sizeof(struct msg_leave)) {
 		leave_in(u, from, data);
-	} else if (type == UNIT_HOLDER) {
-		holder_in(u, from);
+	} else if (type == UNIT_HOLDER && n == sizeof(struct msg_holder)) {
+		holder_in(u, from, data);
 	}
 }
 

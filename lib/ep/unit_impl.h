@@ -29,6 +29,7 @@ struct unit_ballot {
 };
 
 struct msg_propose { struct member_set set; struct ranks left; }; /* left: of those not in the set, by their own will */
+struct msg_holder { uint64_t holds; };
 struct msg_leave { uint64_t over; }; /* its unit is over; else it leaves one that goes on */
 /* plans: 0 where there are fewer; connected: to whom the newcomer is. */
 struct msg_newcomer { uint64_t floor, plans[UNIT_PLANS_TOLD]; struct ranks connected; };

@@ -77,13 +77,14 @@ void unit_plan_ids(const struct unit *u, uint64_t ids[UNIT_PLANS_TOLD])
 				ids[n] = p->id;
 }
 
-/* Behind what was voted for and what is in effect nothing can come into effect any more. */
+/* Behind what was voted for and what is in effect nothing can come into effect any more; but to a newcomer that serves
+ * alone, with a later plan of its own, what is in effect in the unit that takes it in. */
 void unit_plan_prune(struct unit *u)
 {
 	uint64_t now = u->m.now.plan;
 	struct unit_plan *next;
 
-	for (struct unit_plan *p = u->plans; p; p = next) {
+	for (struct unit_plan *p = u->plans; p && !u->m.newcomer; p = next) {
 		next = p->next;
 		if (!p->preparing && (p->id < now || (p->id > now && p->id < u->voted)))
 			remove_plan(u, p);

@@ -45,6 +45,27 @@ static uint64_t greatest_ready(size_t world)
 	return most;
 }
 
+/* What one of these has ready comes into effect on all, whoever offered it. */
+static bool all_come_to(uint64_t members, int64_t ms)
+{
+	int64_t until = time_mono_ns() + ms * 1000000;
+	bool same = false;
+
+	while (!same && time_mono_ns() < until) {
+		uint64_t most = 0;
+
+		for (size_t r = 0; r < RANKS; r++)
+			if (members >> r & 1 && board->seen[r].prepared > most)
+				most = board->seen[r].prepared;
+		same = true;
+		for (size_t r = 0; r < RANKS; r++)
+			same &= !(members >> r & 1) || board->seen[r].plan == most;
+		if (!same)
+			usleep(500);
+	}
+	return same;
+}
+
 static void test_plans(bool tcp, bool parked)
 {
 	struct rank_start s = { .addr = tcp ? tcp_addr() : unix_addr, .transport = transport_of(tcp), .world = 4 };
@@ -80,13 +101,14 @@ static void test_plans(bool tcp, bool parked)
 	start_rank(&s);
 	tap_ok(good && all_see(15, 5000) && all_have_plan(15, plan + 1, 5000), "a newcomer may offer one");
 	good = true;
-	for (size_t i = 0; i < 12 && good; i++) {
+	for (size_t i = 0; i < 16 && good; i++) {
 		plan = greatest_plan(4);
 		board->orders.offer[i % 4] = 100 + 2 * i;
 		usleep((useconds_t)(random_bits(9, i) % 4000));
 		end_rank((i + i / 4) % 4, SIGKILL);
 		s.rank = (i + i / 4) % 4;
 		good = all_see(15 & ~(1u << s.rank), 5000);
+		good &= all_come_to(15 & ~(1u << s.rank), 5000);
 		if ((i + i / 4) % 4 != i % 4)
 			good &= all_have_plan(15 & ~(1u << s.rank), plan + 1, 5000);
 		start_rank(&s);

@@ -156,6 +156,19 @@ static void write_down(struct unit *u, const struct unit_round *r, size_t world)
 		me->code = 255;
 }
 
+/* What a vote said of this rank is what this rank said. */
+static bool round_right(const struct unit_vote *v, const struct unit_round *r, const struct rank_start *s)
+{
+	bool same = v->kind == r->kind && v->kind != UNIT_NONE, second = r->kind == UNIT_MTP ? false : same;
+	size_t lanes = 1;
+
+	for (size_t i = 0; i < s->world; i++)
+		lanes += lanes == 1 && r->rows[i][1];
+	return ranks_has(&r->members, s->rank) && r->kind >= v->kind && r->lanes == lanes &&
+		r->rows[s->rank][0] == (same ? v->rows[0] : 0) && r->rows[s->rank][1] == (second ? v->rows[1] : 0) &&
+		(!r->over || (v->ended && v->kind == UNIT_NONE));
+}
+
 static uint64_t cpu_us(void)
 {
 	struct timespec t;
@@ -217,6 +230,8 @@ static void vote_on(struct unit *u, const struct rank_start *s)
 			snprintf(me->text, sizeof(me->text), "%s", err.text);
 			break;
 		}
+		if (!round_right(&v, &r, s))
+			me->code = 254;
 		write_down(u, &r, s->world);
 		unit_planned(u, &id, &pause);
 		me->pause_ns = pause;
