@@ -47,8 +47,8 @@ int transport_new(struct transport **t, const char *kind, const struct transport
 void transport_free(struct transport *t); /* after mesh_free */
 
 /* Begins an epoch among these members, this rank one of them, all of which begin the same: gives up the memory of the
- * last one and returns when that of all peers is known.  EP_BROKEN if a transport_break comes, also one that came since
- * the last epoch was begun for a greater one than this; else DS_OS. */
+ * last one, with what was posted and has not left, and returns when that of all peers is known.  EP_BROKEN if a
+ * transport_break comes, also one that came since the last epoch was begun for a greater one than this; else DS_OS. */
 int transport_epoch(struct transport *t, uint64_t epoch, const struct ranks *members, struct ds_err *err);
 /* Any thread: what waits in an epoch older than `before` returns EP_BROKEN, now and whenever it is tried. */
 void transport_break(struct transport *t, uint64_t before);

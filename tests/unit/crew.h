@@ -6,24 +6,19 @@
 #ifndef DS_TESTS_CREW_H
 #define DS_TESTS_CREW_H
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "base/random.h"
 #include "base/time.h"
 #include "ep/transport.h"
+#include "tests/unit/processes.h"
 
-#define MS ((int64_t)1000000)
 #define CREW_USED __attribute__((unused))
 
 enum { CREW_MOST = 16 };
@@ -41,7 +36,7 @@ struct crew_config {
 struct crew { size_t world; pid_t pids[CREW_MOST]; };
 
 /* All processes': nobody leaves before all have done. */
-static struct { _Atomic size_t done, expected; _Atomic int64_t hit_ns; } *crew_shared;
+static struct { _Atomic size_t done, expected, met; _Atomic int64_t hit_ns; } *crew_shared;
 
 /* Of this rank: what its mesh told. */
 struct crew_rank {
@@ -54,19 +49,6 @@ struct crew_rank {
 };
 
 static struct crew_rank crew_me;
-
-CREW_USED static void nap(int64_t ns)
-{
-	nanosleep(&(struct timespec){ ns / 1000000000, ns % 1000000000 }, NULL);
-}
-
-CREW_USED static int64_t cpu_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-	return t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 static void crew_message(void *ctx, size_t from, unsigned type, const void *data, size_t n, const int *fds,
 	size_t count)
@@ -126,6 +108,14 @@ CREW_USED static int crew_epoch(struct transport *t, size_t rank, struct ranks *
 	return rc ? crew_fail(rank, err.text, 0, 0) : 0;
 }
 
+/* All have come here for the n-th time, n from 1: what an epoch has not sent when the next begins is lost. */
+CREW_USED static void crew_meet(const struct crew_config *c, size_t n)
+{
+	crew_shared->met++;
+	while (crew_shared->met < n * c->world)
+		nap(MS / 5);
+}
+
 static int crew_run(const struct crew_config *c, size_t rank, int fds[CREW_MOST])
 {
 	struct mesh_config mc = { .rank = rank, .world = c->world, .peer_timeout_ns = c->peer_timeout_ns,
@@ -150,27 +140,6 @@ static int crew_run(const struct crew_config *c, size_t rank, int fds[CREW_MOST]
 	return rc;
 }
 
-static void crew_pair(int fd[2], bool tcp)
-{
-	struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
-	socklen_t n = sizeof(a);
-	int l = -1, rc;
-
-	if (!tcp) {
-		rc = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd);
-	} else {
-		l = socket(AF_INET, SOCK_STREAM, 0);
-		fd[0] = socket(AF_INET, SOCK_STREAM, 0);
-		rc = bind(l, (struct sockaddr *)&a, n) || listen(l, 1) || getsockname(l, (struct sockaddr *)&a, &n) ||
-			connect(fd[0], (struct sockaddr *)&a, n) || (fd[1] = accept(l, NULL, NULL)) < 0;
-		close(l);
-	}
-	if (rc) {
-		perror("# connecting");
-		exit(1);
-	}
-}
-
 static void crew_start(struct crew *crew, const struct crew_config *c)
 {
 	int fds[CREW_MOST][CREW_MOST];
@@ -180,12 +149,16 @@ static void crew_start(struct crew *crew, const struct crew_config *c)
 		crew_shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	crew_shared->done = 0;
 	crew_shared->hit_ns = 0;
+	crew_shared->met = 0;
 	crew_shared->expected = c->world;
 	for (size_t a = 0; a < c->world; a++)
 		for (size_t b = 0; b < a; b++) {
 			int fd[2];
 
-			crew_pair(fd, !strcmp(c->transport, "tcp"));
+			if (socket_pair(fd, !strcmp(c->transport, "tcp"))) {
+				perror("# a pair of sockets");
+				exit(1);
+			}
 			fds[a][b] = fd[0];
 			fds[b][a] = fd[1];
 		}

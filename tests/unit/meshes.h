@@ -2,19 +2,14 @@
 #ifndef DS_TESTS_MESHES_H
 #define DS_TESTS_MESHES_H
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <sys/socket.h>
-#include <time.h>
 
 #include "base/random.h"
 #include "base/time.h"
 #include "ep/mesh.h"
-#include "fds.h"
+#include "processes.h"
 #include "tap.h"
-
-#define MS ((int64_t)1000000)
 
 enum { HEAD = 48 }; /* bytes before each message */
 
@@ -32,11 +27,6 @@ struct heard {
 	uint8_t *place;               /* where puts go; NULL: nowhere */
 	bool refuse;
 };
-
-TAP_USED static void nap(int64_t ns)
-{
-	nanosleep(&(struct timespec){ ns / 1000000000, ns % 1000000000 }, NULL);
-}
 
 TAP_USED static void fill(uint8_t *p, size_t n, uint64_t seed)
 {
@@ -167,25 +157,10 @@ TAP_USED static struct mesh *start(struct heard *h, size_t rank, int64_t timeout
 	return m;
 }
 
-/* Two ends of one connection. */
 TAP_USED static void join(int fd[2], bool tcp)
 {
-	struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
-	socklen_t n = sizeof(a);
-	int l;
-
-	if (!tcp) {
-		if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd))
-			tap_bail("socketpair");
-		return;
-	}
-	l = socket(AF_INET, SOCK_STREAM, 0);
-	fd[0] = socket(AF_INET, SOCK_STREAM, 0);
-	if (bind(l, (struct sockaddr *)&a, n) || listen(l, 1) || getsockname(l, (struct sockaddr *)&a, &n) ||
-		connect(fd[0], (struct sockaddr *)&a, n))
-		tap_bail("loopback");
-	fd[1] = accept(l, NULL, NULL);
-	close(l);
+	if (socket_pair(fd, tcp))
+		tap_bail("no pair of sockets");
 }
 
 struct pair { struct mesh *m[2]; struct heard h[2]; };

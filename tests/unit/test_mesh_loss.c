@@ -148,14 +148,6 @@ static void test_own_stop(void)
 	close(fd[1]);
 }
 
-static int64_t cpu_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-	return t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 static void test_quiet(void)
 {
 	struct ranks one = { { 0 } }, none = { { 0 } };
@@ -170,7 +162,7 @@ static void test_quiet(void)
 	cpu = cpu_ns();
 	tap_ok(!poll(&(struct pollfd){ fd[1], POLLIN, 0 }, 1, 1000), "nothing is sent where nobody is waited for");
 	cpu = cpu_ns() - cpu;
-	tap_ok(cpu < MS, "and nothing is computed: %lld us in a second", (long long)cpu / 1000);
+	tap_ok(cpu < (tap_slow() ? 20 : 1) * MS, "and nothing is computed: %lld us in a second", (long long)cpu / 1000);
 	ranks_add(&one, 1);
 	mesh_expect(m, MESH_ASK_TRANSPORT, &one);
 	for (int i = 0; i < 12; i++) {

@@ -1,7 +1,6 @@
 /* The transports: every message where it belongs and to the bit, among processes; waiting, parking, the link. */
 #include <poll.h>
 
-#include "fds.h"
 #include "rounds.h"
 #include "tap.h"
 
@@ -71,6 +70,7 @@ static void test_rounds(const char *kind)
 			worlds[i]);
 		c.run = run_full;
 		c.bytes[SLOT_DISPATCH] = 3 * 4096 - 64; /* no slack at a slot's end */
+		c.bytes[SLOT_COMBINE] = 3 * 4096;
 		tap_ok(!crew_do(&c), "%s: all slots of %zu ranks full at once", kind, worlds[i]);
 	}
 }
@@ -90,6 +90,8 @@ static int run_epochs(struct transport *t, size_t rank, const struct crew_config
 		m.salt = e;
 		if (!rc)
 			rc = rounds_many(t, rank, c, &m, 1 + random_bits(e, 99) % 4);
+		if (!rc)
+			crew_meet(c, e);
 		if (e == 3)
 			fds = open_fds();
 	}
@@ -98,10 +100,10 @@ static int run_epochs(struct transport *t, size_t rank, const struct crew_config
 	return rc;
 }
 
-/* Begins late, while the other's vote is under way. */
+/* Rank 1 begins when the vote of rank 2 is there already, and of rank 0 one that belongs to an epoch that is over. */
 static int run_late(struct transport *t, size_t rank, const struct crew_config *c)
 {
-	struct ranks all = ranks_first(2);
+	struct ranks all = ranks_first(3);
 	struct rounds m;
 	struct ds_err err;
 
@@ -115,8 +117,8 @@ static int run_late(struct transport *t, size_t rank, const struct crew_config *
 				return 1;
 		}
 	}
-	if (rank == 1)
-		nap(100 * MS);
+	if (rank < 2)
+		nap(rank == 0 ? 300 * MS : 100 * MS);
 	atomic_store(&crew_me.epoch, 20);
 	return rounds_begin(t, rank, &m) || rounds_many(t, rank, c, &m, 3);
 }
@@ -126,7 +128,7 @@ static void test_epochs(const char *kind)
 	struct crew_config c = crew_of(kind, 4, run_epochs);
 
 	tap_ok(!crew_do(&c), "%s: thirty epochs that ranks begin at different times", kind);
-	c = crew_of(kind, 2, run_late);
+	c = crew_of(kind, 3, run_late);
 	tap_ok(!crew_do(&c), "%s: a vote of a later epoch is kept, one of an earlier one is not", kind);
 }
 
@@ -246,6 +248,7 @@ static void test_sleep(const char *kind)
 {
 	struct crew_config c = crew_of(kind, 2, run_ping);
 
+	c.peer_timeout_ns = 1000000 * MS; /* no time at which a wait looks again: one not woken hangs */
 	tap_ok(!crew_do(&c), "%s: 8000 votes to and fro, no wake-up is lost", kind);
 	c.run = run_park;
 	tap_ok(!crew_do(&c), "%s: parked in between, no bell is lost", kind);
@@ -277,8 +280,11 @@ static int run_link(struct transport *t, size_t rank, const struct crew_config *
 			}
 		if (rank == 0 && !transport_there(t, SLOT_COMBINE, v % 2, v / 2 + 1, &self))
 			return crew_fail(rank, "a message to oneself is delayed", 0, 0);
-		if (rank && transport_there(t, SLOT_COMBINE, v % 2, v / 2 + 1, &one))
-			return crew_fail(rank, "a message is there at once", 0, 0);
+		if (rank && transport_there(t, SLOT_COMBINE, v % 2, v / 2 + 1, &one)) {
+			memcpy(&start, transport_message(t, 0, SLOT_COMBINE, v % 2, &n, &when), sizeof(start));
+			if (time_mono_ns() - start < 20 * MS)
+				return crew_fail(rank, "a message is there at once", 0, 0);
+		}
 		if (transport_wait(t, SLOT_COMBINE, v % 2, v / 2 + 1, &one))
 			return crew_fail(rank, "broken", 0, 0);
 		took = time_mono_ns();
@@ -295,6 +301,24 @@ static int run_link(struct transport *t, size_t rank, const struct crew_config *
 	return 0;
 }
 
+/* What an epoch that is over still has on the slow link delays nothing of the next one. */
+static int run_over(struct transport *t, size_t rank, const struct crew_config *c)
+{
+	int64_t start = time_mono_ns();
+	struct rounds m;
+
+	for (uint64_t e = 1; e < 4; e++) {
+		atomic_store(&crew_me.epoch, e);
+		if (rounds_begin(t, rank, &m) || rounds_vote(t, rank, c, &m))
+			return 1;
+		memset(transport_slot(t, !rank, SLOT_COMBINE, 0), 1, c->bytes[SLOT_COMBINE]);
+		transport_post(t, !rank, SLOT_COMBINE, 0, 1, c->bytes[SLOT_COMBINE]); /* 10 s */
+		crew_meet(c, e);
+	}
+	start = time_mono_ns() - start;
+	return start > 5000 * MS ? crew_fail(rank, "three epochs took us", start / 1000, 0) : 0;
+}
+
 static void test_link(const char *kind)
 {
 	struct crew_config c = crew_of(kind, 3, run_link);
@@ -302,6 +326,10 @@ static void test_link(const char *kind)
 	c.link = (struct link){ .delay_ns = 20 * MS, .rate = 100000000 };
 	c.bytes[SLOT_COMBINE] = 1000000;
 	tap_ok(!crew_do(&c), "%s: a slow network's time, shared by two receivers", kind);
+	c.run = run_over;
+	c.world = 2;
+	c.link.rate = 100000;
+	tap_ok(!crew_do(&c), "%s: what is over does not delay what follows", kind);
 }
 
 /* ---- statistics ---- */

@@ -5,7 +5,6 @@
 
 #include "base/mem.h"
 #include "ep/transport_impl.h"
-#include "fds.h"
 #include "rounds.h"
 #include "tap.h"
 
@@ -13,7 +12,7 @@ static const char *const kinds[] = { "shm", "tcp" };
 
 enum { AFTER = 60 }; /* rounds after the last loss */
 
-struct hit { struct ranks victims; size_t losses; bool stopped; };
+struct hit { struct ranks victims; size_t losses; bool stopped, at_once; };
 
 static struct crew_config crew_of(const char *transport, size_t world, const struct hit *hit,
 	int (*run)(struct transport *t, size_t rank, const struct crew_config *c))
@@ -45,6 +44,8 @@ static int run_survive(struct transport *t, size_t rank, const struct crew_confi
 	struct rounds m;
 	int rc;
 
+	if (hit->at_once && ranks_has(&hit->victims, rank))
+		raise(SIGSTOP);
 	for (;;) {
 		uint64_t epoch;
 
@@ -99,9 +100,9 @@ static void test_kills(const char *kind, size_t world, size_t losses, int times)
 		world, times);
 }
 
-static void test_stop(const char *kind, int times)
+static void test_stop(const char *kind, bool at_once, int times)
 {
-	struct hit hit = { .losses = 1, .stopped = true };
+	struct hit hit = { .losses = 1, .stopped = true, .at_once = at_once };
 	struct crew_config c = crew_of(kind, 4, &hit, run_survive);
 	size_t bad = 0;
 
@@ -112,7 +113,7 @@ static void test_stop(const char *kind, int times)
 		hit.victims = (struct ranks){ { 0 } };
 		ranks_add(&hit.victims, victim);
 		crew_start(&crew, &c);
-		nap((int64_t)(40 + random_bits(8, (uint64_t)i) % 40) * MS);
+		nap(at_once ? 0 : (int64_t)(40 + random_bits(8, (uint64_t)i) % 40) * MS);
 		crew_hit(&crew, victim, SIGSTOP);
 		nap(3 * c.peer_timeout_ns / 2);
 		kill(crew.pids[victim], SIGCONT);
@@ -120,7 +121,8 @@ static void test_stop(const char *kind, int times)
 		kill(crew.pids[victim], SIGKILL);
 		bad += crew_end(&crew, &hit.victims);
 	}
-	tap_ok(!bad, "%s: stopped: lost after the timeout; what it writes when it goes on disturbs nobody", kind);
+	tap_ok(!bad, "%s: stopped %s: lost after the timeout; what it writes when it goes on disturbs nobody", kind,
+		at_once ? "before an epoch began" : "in a round");
 }
 
 /* ---- nonsense ---- */
@@ -280,7 +282,8 @@ int main(void)
 		test_kills(kinds[i], 4, 1, 25);
 		test_kills(kinds[i], 5, 2, 12);
 		test_kills(kinds[i], 2, 1, 8);
-		test_stop(kinds[i], 3);
+		test_stop(kinds[i], false, 3);
+		test_stop(kinds[i], true, 2);
 	}
 	test_offers();
 	test_puts();
