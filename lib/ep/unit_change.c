@@ -350,7 +350,8 @@ static void on_lost(void *ctx, size_t from, const struct ds_err *why)
 	struct unit *u = ctx;
 
 	pthread_mutex_lock(&u->lock);
-	log_msg(LOG_INFO, "unit: rank %zu: %s", from, why->text);
+	if (!u->closing && !u->peer[from].finished && !u->peer[from].left) /* who has left, or is left, is not missed */
+		log_msg(LOG_INFO, "unit: rank %zu: %s", from, why->text);
 	unit_lose(u, from);
 	unit_after(u);
 	pthread_mutex_unlock(&u->lock);

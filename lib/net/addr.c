@@ -102,6 +102,23 @@ void fd_grow_pipe(int fd)
 		fcntl(fd, F_SETPIPE_SZ, PIPE_BYTES); /* refused where the user's share is used up: slower, not wrong */
 }
 
+bool fd_nonblock_apart(int fd)
+{
+	struct stat st;
+	char path[40];
+	int own;
+
+	if (fstat(fd, &st) || (!S_ISFIFO(st.st_mode) && !isatty(fd)))
+		return false;
+	snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+	own = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+	if (own < 0)
+		return false;
+	dup3(own, fd, fd > STDERR_FILENO ? O_CLOEXEC : 0);
+	close(own);
+	return true;
+}
+
 static struct sockaddr_un unix_name(const struct addr *a)
 {
 	struct sockaddr_un u = { .sun_family = AF_UNIX };

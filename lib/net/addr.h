@@ -44,5 +44,8 @@ void addr_unlisten(const struct addr *a, int fd);
 /* Grows a pipe to 1 MiB where it may. */
 void fd_grow_pipe(int fd);
 int fd_nonblock(int fd, bool on);
+/* This process's writes alone do not block from here on: a pipe or terminal that others write to as well is opened a
+ * second time for that, under the same number.  False: nothing has changed. */
+bool fd_nonblock_apart(int fd);
 
 #endif

@@ -84,7 +84,9 @@ static int open_output(struct beside *b, const struct beside_options *o, struct 
 	}
 	if (rc)
 		return rc;
-	if (fd_of(b) != STDOUT_FILENO) /* that one is not ours alone */
+	if (fd_of(b) == STDOUT_FILENO) /* that one is not ours alone */
+		fd_nonblock_apart(fd_of(b));
+	else
 		fd_nonblock(fd_of(b), true);
 	return frame_writer_new(&b->w, fd_of(b), b->name, err);
 }

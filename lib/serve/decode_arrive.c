@@ -352,6 +352,11 @@ static int on_bell(void *ctx)
 	return ranked_bell(((struct decode *)ctx)->w);
 }
 
+static int on_aside(void *ctx, int (*fn)(void *arg, struct ds_err *err), void *arg, struct ds_err *err)
+{
+	return ranked_aside(((struct decode *)ctx)->w, fn, arg, err);
+}
+
 static void on_ending(void *ctx, struct source *src)
 {
 	ranked_ending(((struct decode *)ctx)->w, src);
@@ -365,6 +370,7 @@ const struct stage_ops decode_ops = {
 	.incomplete = on_incomplete,
 	.step = on_step,
 	.bell = on_bell,
+	.aside = on_aside,
 	.ending = on_ending,
 	.drain = on_drain,
 	.state = on_state,

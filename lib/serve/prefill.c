@@ -299,6 +299,11 @@ static int on_bell(void *ctx)
 	return ranked_bell(((struct prefill *)ctx)->w);
 }
 
+static int on_aside(void *ctx, int (*fn)(void *arg, struct ds_err *err), void *arg, struct ds_err *err)
+{
+	return ranked_aside(((struct prefill *)ctx)->w, fn, arg, err);
+}
+
 static void on_ending(void *ctx, struct source *src)
 {
 	ranked_ending(((struct prefill *)ctx)->w, src);
@@ -310,6 +315,7 @@ const struct stage_ops prefill_ops = {
 	.gone = on_gone,
 	.step = on_step,
 	.bell = on_bell,
+	.aside = on_aside,
 	.ending = on_ending,
 	.drain = on_drain,
 	.state = on_state,

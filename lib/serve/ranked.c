@@ -165,7 +165,7 @@ void ranked_gone(struct work *w, const struct source *src)
 
 int ranked_begin(struct work *w, const struct stage_config *stage, struct ds_err *err)
 {
-	return w->ranked ? loads_open(w->ranked, stage, err) : 0;
+	return w->ranked ? loads_open(w, stage, err) : 0;
 }
 
 /* What failed were requests, or part of the input: that is answered, and no reason to leave the others. */

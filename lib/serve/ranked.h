@@ -21,6 +21,8 @@ void ranked_hello(const struct work *w, struct hello *h); /* rank and world */
 /* What a step ends with: where there was nothing to do, a step of the others', if they want one. */
 int ranked_step(struct work *w, bool *busy, struct ds_err *err);
 int ranked_bell(const struct work *w); /* stage_ops.bell */
+/* fn, which may wait for others: meanwhile the rank takes part.  stage_ops.aside. */
+int ranked_aside(struct work *w, int (*fn)(void *arg, struct ds_err *err), void *arg, struct ds_err *err);
 /* A frame that is for the unit: a plan.  *taken: it was. */
 int ranked_frame(struct work *w, struct source *src, const struct frame *f, bool *taken, struct ds_err *err);
 void ranked_ending(struct work *w, struct source *src); /* stage_ops.ending */

@@ -1,8 +1,9 @@
 /*
  * What the files of a ranked stage share.
  *
- *   ranked.c       meeting, steps, plans, the end
- *   ranked_load.c  load frames and when they are due
+ *   ranked.c        meeting, steps, plans, the end
+ *   ranked_aside.c  what waits for others meanwhile
+ *   ranked_load.c   load frames and when they are due
  */
 #ifndef DS_SERVE_RANKED_IMPL_H
 #define DS_SERVE_RANKED_IMPL_H
@@ -27,7 +28,7 @@ struct ranked {
 
 /* Makes what wakes the stage when a frame is due. */
 int loads_new(struct ranked *r, struct ds_err *err);
-int loads_open(struct ranked *r, const struct stage_config *stage, struct ds_err *err);
+int loads_open(struct work *w, const struct stage_config *stage, struct ds_err *err);
 /* After steps; worked: something was counted. */
 void loads_step(struct ranked *r, bool worked);
 void loads_last(struct ranked *r); /* whatever was counted, now */

@@ -30,13 +30,24 @@ int loads_new(struct ranked *r, struct ds_err *err)
 	return 0;
 }
 
-int loads_open(struct ranked *r, const struct stage_config *stage, struct ds_err *err)
+struct opening { struct beside *b; const struct beside_options *to; const struct hello *hello; };
+
+static int open_there(void *arg, struct ds_err *err)
+{
+	const struct opening *o = arg;
+
+	return beside_open(o->b, o->to, o->hello, err);
+}
+
+int loads_open(struct work *w, const struct stage_config *stage, struct ds_err *err)
 {
 	const struct stage_options *io = &stage->opt;
+	struct ranked *r = w->ranked;
 	struct beside_options to = { .option = "--loads-to", .role = "load", .to = r->o->loads_to, .force = io->force,
 		.stdout_taken = io->output ? strcmp(io->output, "-") == 0 : !io->listen,
 		.patience_ns = io->peer_ns };
-	int rc = to.to ? beside_open(&r->to, &to, &stage->hello, err) : 0;
+	struct opening o = { &r->to, &to, &stage->hello };
+	int rc = to.to ? ranked_aside(w, open_there, &o, err) : 0;
 
 	r->to_open = to.to && !rc;
 	return rc;

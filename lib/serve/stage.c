@@ -266,6 +266,19 @@ static int open_listener(struct stage *st, struct ds_err *err)
 	return 0;
 }
 
+/* What a named pipe or an address may let wait. */
+static int open_streams(void *arg, struct ds_err *err)
+{
+	struct stage *st = arg;
+	int rc = open_input(st, err);
+
+	if (!rc)
+		rc = output_open(st, err);
+	if (!rc && st->connect)
+		rc = peer_open(st, err);
+	return rc;
+}
+
 static int open_all(struct stage *st, struct ds_err *err)
 {
 	int rc = check_options(st, err);
@@ -273,11 +286,7 @@ static int open_all(struct stage *st, struct ds_err *err)
 	if (!rc && !(st->meta = meta_new()))
 		rc = err_nomem(err, 64, "frame meta");
 	if (!rc)
-		rc = open_input(st, err);
-	if (!rc)
-		rc = output_open(st, err);
-	if (!rc && st->connect)
-		rc = peer_open(st, err);
+		rc = st->ops->aside ? st->ops->aside(st->cfg->ctx, open_streams, st, err) : open_streams(st, err);
 	if (!rc && st->service)
 		rc = signals_service(err); /* before the address is there: who sees it may send a signal */
 	if (!rc && st->cfg->opt.listen)

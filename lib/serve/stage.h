@@ -91,6 +91,9 @@ struct stage_ops {
 	/* A descriptor that is polled beside the streams and is readable when step is to be called though nothing came
 	 * in; step sees to it that it is not any more.  -1: none now.  NULL: none ever. */
 	int (*bell)(void *ctx);
+	/* Runs fn(arg), which may wait for others at length, and does meanwhile what step would.  NULL: nothing else
+	 * is to be done. */
+	int (*aside)(void *ctx, int (*fn)(void *arg, struct ds_err *err), void *arg, struct ds_err *err);
 	/* Draining began: refuse new requests with stage_error(DS_TEMP).  NULL: the stage refuses request frames
 	 * itself. */
 	void (*drain)(void *ctx);

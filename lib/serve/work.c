@@ -166,6 +166,15 @@ void work_hello(const struct work *w, struct hello *h, const char *program, cons
 	ranked_hello(w, h);
 }
 
+struct opening { struct work *w; const struct dump_options *d; const struct hello *hello; };
+
+static int open_there(void *arg, struct ds_err *err)
+{
+	const struct opening *o = arg;
+
+	return dump_open(&o->w->dump, o->d, o->w->model, o->hello, err);
+}
+
 static int open_dump(struct work *w, const struct work_options *o, const struct stage_config *stage, struct ds_err *err)
 {
 	const struct stage_options *io = &stage->opt;
@@ -179,7 +188,7 @@ static int open_dump(struct work *w, const struct work_options *o, const struct 
 		return 0;
 	if (!o->dump || !o->dump_to)
 		return err_set(err, DS_USAGE, "--dump and --dump-to go together: what to write and where to");
-	rc = dump_open(&w->dump, &d, w->model, &stage->hello, err);
+	rc = ranked_aside(w, open_there, &(struct opening){ w, &d, &stage->hello }, err);
 	if (!rc)
 		engine_set_tap(w->engine, dump_tap, w->dump);
 	return rc;
