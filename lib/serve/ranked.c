@@ -11,7 +11,8 @@
 #include "serve/ranked_impl.h"
 #include "serve/unit_options.h"
 
-/* Waits are short while all compute: sleeping and waking cost more than this.  Not where ranks outnumber processors. */
+/* Waits are short while all compute: sleeping and waking cost more than this.  Not where ranks outnumber processors,
+ * nor over tcp, where the thread that brings the message needs one. */
 #define SPIN_NS ((int64_t)20000)
 
 /* ---- meeting ---- */
@@ -59,7 +60,7 @@ int ranked_open(struct work *w, const struct work_options *o, bool anywhere, con
 			.unit_timeout_ns = u->unit_timeout_ns, .peer_timeout_ns = u->peer_timeout_ns,
 			.transport = u->transport, .link = { u->link_delay_ns, u->link_rate }, .terms = terms,
 			.term_count = TERMS,
-			.spin_ns = u->me.world <= (size_t)work_cpus() ? SPIN_NS : 0 } };
+			.spin_ns = !over_tcp(u) && u->me.world <= (size_t)work_cpus() ? SPIN_NS : 0 } };
 	struct ranked *r;
 	int rc = set_terms(w, o, role, terms, err);
 

@@ -43,7 +43,8 @@ struct unit_options {
 	  .type = OPT_STR, .dst = &(o).transport }, \
 	{ .name = "unit-timeout", .arg = "TIME", .help = "wait this long for the other ranks", .def = "60s", \
 	  .type = OPT_TIME, .dst = &(o).unit_timeout_ns }, \
-	{ .name = "micro-batches", .arg = "1|2", .help = "2: one half computes while rows of the other travel (tcp: 2)", \
+	{ .name = "micro-batches", .arg = "1|2", \
+	  .help = "2: half of a step computes while rows of the other half travel", \
 	  .type = OPT_INT, .dst = &(o).micro_batches, .min = 1, .max = 2 }, \
 	{ .name = "dispatch-tokens", .arg = "N", .help = "most rows that a rank sends at once, the same on all ranks", \
 	  .def = "256", .type = OPT_INT, .dst = &(o).dispatch_tokens, .min = 1, .max = 1 << 16 }, \
