@@ -212,6 +212,7 @@ static int decide(struct unit *u, const struct ranks *members, struct unit_round
 	if (*plan) {
 		u->m.now.plan = u->m.want.plan = *plan;
 		unit_plan_prune(u);
+		u->news |= ranks_count(&u->m.newcomers) > 0; /* their turn is the next vote */
 		for (size_t r = ranks_next(&u->m.newcomers, 0); r < u->c.world;
 			r = ranks_next(&u->m.newcomers, r + 1))
 			unit_plan_feed(u, r);

@@ -122,6 +122,33 @@ static void test_plans(bool tcp, bool parked)
 	error_lines(said);
 }
 
+/* Asleep, where nothing but these two wakes anybody. */
+static void test_both_at_once(bool tcp)
+{
+	struct rank_start s = { .addr = tcp ? tcp_addr() : unix_addr, .transport = transport_of(tcp), .world = 3 };
+	bool good;
+
+	board_new();
+	board->orders.parked = true;
+	start_ranks(&s);
+	good = all_see(7, 5000);
+	s.rank = 2;
+	for (size_t i = 0; i < 40 && good; i++) {
+		end_rank(2, SIGKILL);
+		good = all_see(3, 5000);
+		start_rank(&s);
+		usleep((useconds_t)(random_bits(11, i) % 3000));
+		board->orders.offer[0] = 2 + 2 * i;
+		for (int k = 0; k < 5000 && board->orders.offer[0]; k++)
+			usleep(1000);
+		good &= all_see(7, 5000) && all_come_to(7, 5000);
+		if (!good)
+			tap_diag("round %zu", i);
+	}
+	tap_ok(good && ranks_finish(3), "a plan and a newcomer at once, %s, asleep", transport_of(tcp));
+	error_lines(said);
+}
+
 static void test_refused_plan(void)
 {
 	struct rank_start s = { .addr = unix_addr, .world = 3 };
@@ -203,6 +230,7 @@ int main(void)
 		test_plans(tcp, false);
 		test_plans(tcp, true);
 		test_asleep(tcp);
+		test_both_at_once(tcp);
 	}
 	test_refused_plan();
 	return tests_done();

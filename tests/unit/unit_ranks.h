@@ -398,6 +398,8 @@ TAP_USED static bool records_equal(size_t world)
 				j++;
 			}
 		}
+	for (size_t r = 0; r < world; r++)
+		compared += board->seen[r].records > RECORDS; /* the last ones were not written down */
 	return compared > 0 || world == 1;
 }
 
