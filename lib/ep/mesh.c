@@ -79,7 +79,8 @@ bool mesh_forsake(struct mesh *m, size_t peer, struct conn *c)
  * kernel finds out, in about the same time. */
 static void tcp_setup(int fd, int64_t timeout_ns)
 {
-	int seconds = (int)((timeout_ns + 999999999) / 1000000000), idle = (seconds + 1) / 2, pause = seconds / 4;
+	int64_t whole = (timeout_ns - 1) / 1000000000 + 1; /* the kernel takes no more than 32767 for any of these */
+	int seconds = whole < INT16_MAX ? (int)whole : INT16_MAX, idle = (seconds + 1) / 2, pause = seconds / 4;
 	int values[][2] = { { TCP_NODELAY, 1 }, { TCP_KEEPIDLE, idle }, { TCP_KEEPINTVL, pause ? pause : 1 },
 		{ TCP_KEEPCNT, seconds > idle ? (seconds - idle) / (pause ? pause : 1) : 1 },
 		{ TCP_USER_TIMEOUT, seconds * 1000 } };

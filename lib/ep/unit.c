@@ -168,6 +168,16 @@ static bool wait_open(struct unit *u, int64_t until)
 	return done;
 }
 
+/* Who holds the address does not say who is missing. */
+static int no_verdict(struct unit *u, struct ds_err *err)
+{
+	pthread_mutex_lock(&u->lock);
+	err_set(err, DS_UNAVAILABLE, "unit '%s' was not complete within %g s%s%s", u->c.addr,
+		(double)u->c.unit_timeout_ns / 1e9, *u->seek.why.text ? ": " : "", u->seek.why.text);
+	pthread_mutex_unlock(&u->lock);
+	return err->code;
+}
+
 static int meet(struct unit *u, struct ds_err *err)
 {
 	int64_t until = time_mono_ns() + u->c.unit_timeout_ns;
@@ -178,8 +188,7 @@ static int meet(struct unit *u, struct ds_err *err)
 		if (mesh_call(u->mesh, late_here, u, err))
 			return err->code;
 		if (!wait_open(u, time_mono_ns() + VERDICT_MS * UNIT_MS))
-			return err_set(err, DS_UNAVAILABLE, "unit '%s' was not complete within %g s", u->c.addr,
-				(double)u->c.unit_timeout_ns / 1e9);
+			return no_verdict(u, err);
 	}
 	pthread_mutex_lock(&u->lock);
 	if (u->failed)

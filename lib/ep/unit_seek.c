@@ -82,6 +82,7 @@ static void ask(struct unit *u)
 		if (t)
 			unit_table_host(u, t, u->seek.io.fd);
 	}
+	err_set(&u->seek.why, DS_UNAVAILABLE, "who is there does not answer as a rank does"); /* until it does */
 	u->hello.floor = member_floor(&u->m);
 	ok = meet_write(&u->seek.io, MEET_HELLO, &u->hello, sizeof(u->hello), t, n);
 	free(t);

@@ -137,6 +137,30 @@ assert {"DISPATCH", "COMBINE", "MLP", "ATTN-0"} <= names, names
 	[ $(($(date +%s) - began)) -lt 10 ]
 }
 
+# The fault: "nobody to meet there: ", and no word of what is there instead.
+@test "an address that something else holds: said after --unit-timeout" {
+	local how
+	for how in 'c.close()' 'c.send(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 100)' 'pass'; do
+		rm -f u
+		background "$PYTHON" -c '
+import socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.bind("u")
+s.listen(50)
+kept = []
+while True:
+    c, _ = s.accept()
+    kept.append(c)
+    try:
+        exec(sys.argv[1])
+    except OSError:
+        pass' "$how"
+		wait_socket u
+		refused 69 'who is there does not answer as a rank does' ds-decode -m "$DS_MODEL" --unit unix:u --rank 1 --world 2 --input none --unit-timeout 1s
+		kill "$BG"
+	done
+}
+
 @test "a TCP address beyond loopback needs --insecure" {
 	refused 78 --insecure ds-decode -m "$DS_MODEL" --unit tcp:0.0.0.0:0 --rank 0 --world 1 --input none
 }

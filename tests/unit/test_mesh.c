@@ -1,5 +1,6 @@
 /* The mesh: messages, puts, descriptors, connections that come and go; over unix and TCP sockets. */
 #include <fcntl.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <sys/epoll.h>
@@ -364,6 +365,23 @@ static void test_rest(void)
 	mesh_free(NULL);
 }
 
+/* The fault: a number of milliseconds that no int holds. */
+static void test_years(void)
+{
+	int fd[2], ms = 0, idle = 0;
+	socklen_t n = sizeof(int);
+	struct heard h;
+	struct mesh *m = start(&h, 0, INT64_C(8000000000000000000));
+
+	join(fd, true);
+	mesh_add(m, 1, fd[0]);
+	getsockopt(fd[0], IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, &n);
+	getsockopt(fd[0], IPPROTO_TCP, TCP_KEEPIDLE, &idle, &n);
+	tap_ok(ms >= 3600000 && idle >= 3600, "a timeout of years: %d ms, %d s are what the kernel is told", ms, idle);
+	mesh_free(m);
+	close(fd[1]);
+}
+
 int main(void)
 {
 	for (int tcp = 0; tcp < 2; tcp++) {
@@ -377,5 +395,6 @@ int main(void)
 	test_pieces();
 	test_again();
 	test_rest();
+	test_years();
 	return tap_done();
 }
