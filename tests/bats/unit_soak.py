@@ -1,7 +1,8 @@
 #!/usr/bin/python3
-"""A unit of services under everything at once: clients that come and go at all ranks, ranks that are killed, stopped and started again.
+"""A unit of services under everything at once: clients that come and go at all ranks, ranks that are killed, stopped, drained and started
+again, plans, load frames.
 
-    unit_soak.py STREAM WANT SECONDS [--over tcp] [--seed N] [-- OPTION...]
+    unit_soak.py STREAM WANT SECONDS [--over tcp] [--seed N] [--clients N] [-- OPTION...]
 
 Every answer that comes whole must be the one in WANT (unit.py want).  One that does not is allowed only of a rank that was harmed
 meanwhile.  Rank 0 is never harmed: its memory is read every ten seconds, and at the end must be what it was after a quarter of the time,
@@ -26,7 +27,8 @@ WORLD = 4
 
 
 class Soak:
-    def __init__(self, frames, want, over, more, seed):
+    def __init__(self, frames, want, over, more, seed, clients):
+        self.clients, self.plans = clients, 0
         self.frames, self.want, self.more, self.rng = frames, want, more, random.Random(seed)
         self.dir = tempfile.mkdtemp(prefix="soak.")
         self.addr = f"unix:{self.dir}/unit" if over == "unix" else f"tcp:127.0.0.1:{unit.free_port()}"
@@ -38,7 +40,8 @@ class Soak:
         with open(f"{self.dir}/err.{r}", "ab") as err:
             self.child[r] = subprocess.Popen(
                 ["ds-decode", "-v", "-m", os.environ["DS_MODEL"], "-j", "1", "--unit", self.addr, "--rank", str(r), "--world", str(WORLD),
-                 "-l", f"unix:{self.dir}/d.%r", "--peer-timeout", "500ms", "--redundant", "8", *self.more],
+                 "-l", f"unix:{self.dir}/d.%r", "--peer-timeout", "500ms", "--redundant", "8",
+                 "--loads-to", f"{self.dir}/loads.%r", "-f", "--load-interval", "500ms", *self.more],
                 stdin=subprocess.DEVNULL, stderr=err)
 
     def ask(self, r, frames):
@@ -80,8 +83,20 @@ class Soak:
                     self.bad.append(f"rank {r}: {got and [x for x in got if x not in should][:1]} of {[f[4]['id'] for f in frames]}")
             time.sleep(rng.random() * 0.2)
 
+    def plan(self):
+        """Sent to any rank, which may be gone."""
+        self.plans += 1
+        f = unit.plan(self.rng, self.plans, os.environ["DS_MODEL"], WORLD)
+        try:
+            self.ask(self.rng.randrange(WORLD), [f])
+        except (OSError, subprocess.CalledProcessError, AssertionError):
+            pass
+
     def harm(self):
-        r, what = self.rng.randrange(1, WORLD), self.rng.choice(["kill", "kill", "stop", "long stop", "drain"])
+        r, what = self.rng.randrange(1, WORLD), self.rng.choice(["kill", "kill", "stop", "long stop", "drain", "plan", "plan"])
+        if what == "plan":
+            self.harm_done[what] += 1
+            return self.plan()
         self.harmed[r] += 1 # odd: going on
         self.harm_done[what] += 1
         if what in ("kill", "drain"):
@@ -114,7 +129,7 @@ class Soak:
         for r in range(WORLD):
             while not os.path.exists(f"{self.dir}/d.{r}"):
                 time.sleep(0.05)
-        clients = [threading.Thread(target=self.client, args=(n,)) for n in range(6)]
+        clients = [threading.Thread(target=self.client, args=(n,)) for n in range(self.clients)]
         for c in clients:
             c.start()
         began, rss, said = time.monotonic(), [], 0.0
@@ -147,14 +162,16 @@ def main():
     args, more = sys.argv[1:], []
     if "--" in args:
         args, more = args[:args.index("--")], args[args.index("--") + 1:]
-    over, seed = "unix", 0
+    over, seed, clients = "unix", 0, 6
     while len(args) > 3:
         if args[-2] == "--over":
             over = args[-1]
         elif args[-2] == "--seed":
             seed = int(args[-1])
+        elif args[-2] == "--clients":
+            clients = int(args[-1])
         del args[-2:]
-    return Soak(unit.requests_of(args[0]), unit.wanted(args[1]), over, more, seed).run(float(args[2]))
+    return Soak(unit.requests_of(args[0]), unit.wanted(args[1]), over, more, seed, clients).run(float(args[2]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,85 @@
+/* Stages: a descriptor beside the streams for which the step is called. */
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+
+#include "echo.h"
+
+static int bell_fd[2]; /* the bell, and where the step says that it was called */
+
+static int bell(void *ctx)
+{
+	(void)ctx;
+	return bell_fd[0];
+}
+
+static int bell_step(void *ctx, bool *busy, struct ds_err *err)
+{
+	char c = '.';
+
+	if (recv(bell_fd[0], &c, 1, MSG_DONTWAIT) == 1)
+		c = '!';
+	send(bell_fd[0], &c, 1, 0);
+	return echo_step(ctx, busy, err);
+}
+
+/* Until a step says that it saw the bell; how many did not, or -1 where it was not called. */
+static int until_rung(void)
+{
+	struct pollfd p = { bell_fd[1], POLLIN, 0 };
+	int others = 0;
+	char c;
+
+	while (poll(&p, 1, 2000) == 1 && read(bell_fd[1], &c, 1) == 1) {
+		if (c == '!')
+			return others;
+		others++;
+	}
+	return -1;
+}
+
+static void test_bell(void)
+{
+	struct stage_ops ops = echo_ops;
+	struct stage_config cfg = { .opt = defaults(), .ops = &ops, .hello = { .program = "echo", .version = "1" } };
+	struct pollfd p = { .events = POLLIN };
+	struct ds_err err;
+	int in[2];
+	char c;
+	pid_t pid;
+
+	ops.bell = bell;
+	ops.step = bell_step;
+	if (pipe(in) || socketpair(AF_UNIX, SOCK_STREAM, 0, bell_fd))
+		tap_bail("pipe");
+	fflush(stdout);
+	pid = fork();
+	if (pid == 0) {
+		dup2(in[0], 0);
+		dup2(open("/dev/null", O_WRONLY), 1);
+		close(in[1]);
+		close(bell_fd[1]);
+		alarm(60);
+		log_init("echo", 0, LOG_WARN);
+		_exit(stage_run(&cfg, &err));
+	}
+	close(in[0]);
+	close(bell_fd[0]);
+	for (int i = 0; i < 3; i++) {
+		if (write(bell_fd[1], "x", 1) != 1)
+			tap_bail("write");
+		tap_ok(until_rung() >= 0, "the bell rings %d: a step, though nothing came in", i);
+	}
+	p.fd = bell_fd[1];
+	tap_ok(poll(&p, 1, 200) == 0 || (read(p.fd, &c, 1) == 1 && poll(&p, 1, 200) == 0), "silence: no step");
+	close(in[1]);
+	tap_is_int(finish(pid), DS_DATA, "the input's end is seen, too");
+	close(bell_fd[1]);
+}
+
+int main(void)
+{
+	signal(SIGPIPE, SIG_IGN);
+	test_bell();
+	return tap_done();
+}
