@@ -7,6 +7,8 @@
 #include "serve/ranked_impl.h"
 #include "serve/unit_options.h"
 
+#define BEHIND_NS ((int64_t)100000000) /* until a reader that has not taken the last frame is looked at again */
+
 static bool wanted(const struct ranked *r)
 {
 	return r->o->loads || r->o->loads_to;
@@ -101,19 +103,22 @@ static void arm(struct ranked *r, int64_t ns)
 
 void loads_step(struct ranked *r, bool worked)
 {
+	int64_t pause = r->o->load_interval_ns > 0 ? r->o->load_interval_ns : 1;
 	uint64_t times;
 
 	if (!wanted(r))
 		return;
 	if (r->armed && read(r->timer, &times, sizeof(times)) == (ssize_t)sizeof(times)) {
 		r->armed = false;
-		if (may_write(r))
+		if (may_write(r)) {
 			write_load(r);
-		else
-			worked = true; /* it is still to be written */
+		} else if (r->to_open ? !r->to.error.code : r->src != NULL) {
+			worked = true; /* it is still to be written; who is behind is not asked all the time */
+			pause = pause > BEHIND_NS ? pause : BEHIND_NS;
+		}
 	}
 	if (worked && !r->armed)
-		arm(r, r->o->load_interval_ns > 0 ? r->o->load_interval_ns : 1);
+		arm(r, pause);
 }
 
 void loads_last(struct ranked *r)

@@ -68,12 +68,21 @@ int work_settle(struct work_options *o, struct stage_options *io, const struct o
 	return unit_options_settle(&o->unit, p, io, names, ARRAY_LEN(names), err);
 }
 
+struct profiling { struct work *w; const struct profile_options *p; };
+
+static int open_trace(void *arg, struct ds_err *err)
+{
+	const struct profiling *o = arg;
+
+	return profile_new(&o->w->profile, o->p, err);
+}
+
 static int open_profile(struct work *w, const struct work_options *o, const struct stage_options *io,
 	const char *program, struct ds_err *err)
 {
 	struct profile_options p = { .program = program, .trace = o->trace, .force = io->force, .stats = o->stats,
 		.json = io->log_format && strcmp(io->log_format, "json") == 0, .rank = (int)o->unit.me.rank };
-	int rc = profile_new(&w->profile, &p, err);
+	int rc = ranked_aside(w, open_trace, &(struct profiling){ w, &p }, err);
 
 	return rc ? rc : engine_set_profile(w->engine, w->profile, w->pool, err);
 }

@@ -52,10 +52,10 @@ for i in range(64):
 }
 
 # The fault: who waits for the other end of a pipe, or for a listener, has met the others already, who wait for it.
-@test "a rank whose input nobody writes yet, whose output, dump, loads nobody reads yet, whose peer does not listen yet" {
+@test "a rank whose input nobody writes yet, whose output, dump, loads, trace nobody reads yet, whose peer does not listen yet" {
 	local what
 	for what in '-i late -o out.1' '-i few -o late' '-i few -o out.1 --loads-to late' '-i few -o out.1 --dump final --dump-to late' \
-		'-i few -c unix:late -o out.1'; do
+		'-i few -o out.1 --trace late -f' '-i few -c unix:late -o out.1'; do
 		rm -f late out.*
 		[[ $what == *unix:* ]] || mkfifo late
 		# shellcheck disable=SC2086 # a list
@@ -70,4 +70,24 @@ for i in range(64):
 		esac
 		wait "$one" || [[ $what == *unix:* ]]
 	done
+}
+
+# The fault: a timer that goes off again at once, for as long as nobody reads.
+@test "a rank whose loads nobody reads any more: no CPU is used to find that out" {
+	local pid before r
+	mkfifo loads
+	for r in 0 1; do
+		local more=()
+		[ "$r" -eq 0 ] || more=(--loads-to loads --load-interval 0)
+		rank "$r" -l unix:d.%r --peer-timeout 5s "${more[@]}"
+		one=$BG
+	done
+	exec 4<loads
+	wait_socket d.1
+	pid=$(pgrep -P "$one" ds-decode)
+	limited ds-token -m "$DS_MODEL" encode --ignore-eos --max-tokens 300 -c unix:d.1 <<<'1 + 1' >answer # more than a pipe holds
+	before=$(awk '{ print $14 + $15 }' "/proc/$pid/stat")
+	sleep 2
+	[ $(($(awk '{ print $14 + $15 }' "/proc/$pid/stat") - before)) -le 8 ] # of 10 ms
+	exec 4<&-
 }
