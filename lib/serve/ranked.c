@@ -66,6 +66,8 @@ int ranked_open(struct work *w, const struct work_options *o, bool anywhere, con
 
 	if (rc)
 		return rc;
+	if (!w->model->config.experts)
+		return err_set(err, DS_CONFIG, "--unit: '%s' has no experts that ranks could share", o->model);
 	r = mem_calloc(1, sizeof(*r));
 	if (!r)
 		return err_nomem(err, sizeof(*r), "a rank");

@@ -161,6 +161,21 @@ while True:
 	done
 }
 
+@test "a model without experts is refused; one whose layers have none, though it says how many, is not" {
+	"$PYTHON" -c '
+import json, sys
+c = json.load(open(sys.argv[1]))
+c.update(first_k_dense_replace=3, num_nextn_predict_layers=0, max_position_embeddings=1024)
+json.dump(c, open("dense.json", "w"))
+c.update(n_routed_experts=None, num_experts_per_tok=None)
+json.dump(c, open("none.json", "w"))' "$DS_MODEL/config.json"
+	ds-model random --like none.json -o none
+	refused 78 "'none' has no experts" ds-decode -m none --unit unix:u --rank 0 --world 2 --input none
+	ds-model random --like dense.json --tokenizer "$DS_MODEL" -o dense
+	unit want all dense.want --model dense
+	unit same all dense.want --model dense --world 2
+}
+
 @test "a TCP address beyond loopback needs --insecure" {
 	refused 78 --insecure ds-decode -m "$DS_MODEL" --unit tcp:0.0.0.0:0 --rank 0 --world 1 --input none
 }
