@@ -62,6 +62,7 @@ struct engine {
 	void **pages;           /* [page_cap] page pointers of all segments at one layer */
 	size_t page_cap;
 	struct lane *lanes;     /* [EP_LANES] in a unit */
+	bool attended;          /* the last thing done was a step of others */
 };
 
 struct batch {

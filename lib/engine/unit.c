@@ -70,21 +70,32 @@ static int take_part(struct engine *e, bool ended, bool *over, struct ds_err *er
 	rc = attend(e, &step, err);
 	profile_micro_batch(e->profile, -1);
 	profile_step_end(e->profile);
+	e->attended = true;
 	return rc == EP_BROKEN ? 0 : rc;
+}
+
+/* True where nothing is asked of this rank.  Steps of others come one after the other: sleep and waking up in between
+ * would cost them more than a look around. */
+static bool may_sleep(struct engine *e)
+{
+	if (e->attended)
+		ep_linger(e->ep);
+	e->attended = false;
+	return ep_park(e->ep, true);
 }
 
 int engine_attend(struct engine *e, bool *busy, struct ds_err *err)
 {
 	bool over;
 
-	*busy = !ep_park(e->ep, true);
+	*busy = !may_sleep(e);
 	return *busy ? take_part(e, false, &over, err) : 0;
 }
 
 int engine_stay_step(struct engine *e, bool *busy, bool *over, struct ds_err *err)
 {
 	*over = false;
-	*busy = !e->ended || !ep_park(e->ep, true);
+	*busy = !e->ended || !may_sleep(e);
 	e->ended = true;
 	return *busy ? take_part(e, true, over, err) : 0;
 }

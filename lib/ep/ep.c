@@ -237,6 +237,7 @@ int ep_begin(struct ep *ep, enum unit_kind want, const size_t rows[EP_LANES], bo
 
 size_t ep_tokens(const struct ep *ep) { return ep->c.tokens; }
 size_t ep_world(const struct ep *ep) { return ep->c.unit.world; }
+void ep_linger(struct ep *ep) { unit_linger(ep->unit); }
 bool ep_park(struct ep *ep, bool on) { return unit_park(ep->unit, on); }
 int ep_bell_fd(const struct ep *ep) { return unit_bell_fd(ep->unit); }
 struct unit *ep_unit(struct ep *ep) { return ep->unit; }

@@ -49,6 +49,7 @@ void ep_close(struct ep *ep);
 struct unit *ep_unit(struct ep *ep); /* for what it says of itself */
 /* True where nothing asks this rank to take part: then it may sleep until ep_bell_fd is readable; false: awake. */
 bool ep_park(struct ep *ep, bool on);
+void ep_linger(struct ep *ep); /* before that, after a step of others: the next is likely to come soon */
 int ep_bell_fd(const struct ep *ep);
 size_t ep_tokens(const struct ep *ep); /* of a rank and lane in a round */
 size_t ep_world(const struct ep *ep);

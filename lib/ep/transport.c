@@ -349,6 +349,14 @@ bool transport_park(struct transport *t, bool on, size_t lane, uint64_t seq)
 	return !on;
 }
 
+void transport_linger(struct transport *t, size_t lane, uint64_t seq)
+{
+	int64_t until = time_mono_ns() + t->cfg.spin_ns;
+
+	while (t->own && may_park(t, lane, seq) && time_mono_ns() < until)
+		relax();
+}
+
 int transport_bell_fd(const struct transport *t)
 {
 	return t->bell;

@@ -71,6 +71,8 @@ const void *transport_message(struct transport *t, size_t src, enum slot_kind ki
  * for a vote that was seen already.  transport_break rings it.
  */
 bool transport_park(struct transport *t, bool on, size_t lane, uint64_t seq);
+/* Before that, where one is likely to come soon: for spin_ns at most, until there is such a vote. */
+void transport_linger(struct transport *t, size_t lane, uint64_t seq);
 int transport_bell_fd(const struct transport *t);
 void transport_ring(struct transport *t); /* any thread */
 

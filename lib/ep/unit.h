@@ -83,6 +83,7 @@ int unit_vote(struct unit *u, const struct unit_vote *mine, struct unit_round *r
 
 /* True where nothing asks this rank to vote: then it may sleep until unit_bell_fd is readable (transport_park). */
 bool unit_park(struct unit *u, bool on);
+void unit_linger(struct unit *u); /* before that, after a step: the next vote is likely to come soon */
 int unit_bell_fd(const struct unit *u);
 
 /* Offers a plan to all members; it takes effect in a later vote, the same on all.  *id is what it is called, greater

@@ -274,6 +274,13 @@ bool unit_park(struct unit *u, bool on)
 	return on && may;
 }
 
+void unit_linger(struct unit *u)
+{
+	size_t lane = u->turn % EP_LANES;
+
+	transport_linger(u->transport, lane, u->seq[SLOT_VOTE][lane] + 1);
+}
+
 int unit_bell_fd(const struct unit *u)
 {
 	return transport_bell_fd(u->transport);

@@ -11,9 +11,9 @@
 #include "serve/ranked_impl.h"
 #include "serve/unit_options.h"
 
-/* Waits are short while all compute: sleeping and waking cost more than this.  Not where ranks outnumber processors,
- * nor over tcp, where the thread that brings the message needs one. */
-#define SPIN_NS ((int64_t)20000)
+/* Waits are short while all compute, and to wake a sleeper costs who wakes it tens of microseconds.  Not where threads
+ * outnumber processors, nor over tcp, where the thread that brings the message needs one. */
+#define SPIN_NS ((int64_t)100000)
 
 /* ---- meeting ---- */
 
@@ -49,6 +49,11 @@ static bool over_tcp(const struct unit_options *u)
 	return u->transport ? strcmp(u->transport, "tcp") == 0 : strncmp(u->me.unit, "unix:", 5) != 0;
 }
 
+static int64_t spin_ns(const struct unit_options *u, size_t threads)
+{
+	return !over_tcp(u) && u->me.world * threads <= (size_t)work_cpus() ? SPIN_NS : 0;
+}
+
 int ranked_open(struct work *w, const struct work_options *o, bool anywhere, const char *role, struct engine_config *c,
 	struct ds_err *err)
 {
@@ -60,7 +65,7 @@ int ranked_open(struct work *w, const struct work_options *o, bool anywhere, con
 			.unit_timeout_ns = u->unit_timeout_ns, .peer_timeout_ns = u->peer_timeout_ns,
 			.transport = u->transport, .link = { u->link_delay_ns, u->link_rate }, .terms = terms,
 			.term_count = TERMS,
-			.spin_ns = !over_tcp(u) && u->me.world <= (size_t)work_cpus() ? SPIN_NS : 0 } };
+			.spin_ns = spin_ns(u, (size_t)c->threads) } };
 	struct ranked *r;
 	int rc = set_terms(w, o, role, terms, err);
 

@@ -8,6 +8,7 @@
  * SHARED and MLP take a third each.  Usage: overlap [MODEL]
  */
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -49,7 +50,7 @@ static struct ep *meet(const struct way *w, struct model *m, size_t rank, struct
 	struct ep *ep;
 
 	u.unit = (struct unit_config){ .addr = w->addr, .rank = rank, .world = WORLD, .transport = "shm",
-		.unit_timeout_ns = 30000000000, .peer_timeout_ns = 10000000000, .spin_ns = 20000,
+		.unit_timeout_ns = 30000000000, .peer_timeout_ns = 10000000000, .spin_ns = 100000,
 		.link = { .rate = w->rate } };
 	engine_ep_shape(m, c, &u.shape);
 	if (ep_open(&ep, &u, &err))
@@ -186,6 +187,8 @@ static bool measure(const struct work *k, struct result *shared)
 	struct make_plan plan;
 	struct ds_err err;
 
+	snprintf(base.dir, sizeof(base.dir), "%s/bench-data", build ? build : "build");
+	mkdir(base.dir, 0777); /* another benchmark may have made it */
 	snprintf(base.dir, sizeof(base.dir), "%s/bench-data/overlap-%s", build ? build : "build", k->name);
 	if (make_model(&o, &plan, &err))
 		die(&err);

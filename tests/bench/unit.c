@@ -45,7 +45,8 @@ static struct ep *meet(const struct way *w, const char *addr, struct model *m, s
 	struct ep *ep;
 
 	u.unit = (struct unit_config){ .addr = addr, .rank = rank, .world = w->world, .transport = w->transport,
-		.unit_timeout_ns = 30000000000, .peer_timeout_ns = 10000000000, .spin_ns = strcmp(w->transport, "shm") == 0 ? 20000 : 0 };
+		.unit_timeout_ns = 30000000000, .peer_timeout_ns = 10000000000,
+		.spin_ns = strcmp(w->transport, "shm") == 0 ? 100000 : 0 };
 	engine_ep_shape(m, c, &u.shape);
 	if (ep_open(&ep, &u, &err))
 		die(&err);
