@@ -376,6 +376,7 @@ int stage_loop(struct stage *st, struct ds_err *err)
 	if (!l)
 		return err_nomem(err, sizeof *l, "the poll set");
 	l->st = st;
+	st->busy = st->ops->bell != NULL; /* it rings for those only who have said in step that they sleep */
 	while (!st->stop && !st->finished) {
 		watch_all(l);
 		if (poll(l->p, P_SOURCES + l->n, patience(st)) < 0 && errno != EINTR) {

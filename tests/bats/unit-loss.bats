@@ -108,7 +108,7 @@ namespaces() {
 	ip -n "${NET}1" link set eth0 down
 	until grep -q 'rank 1 has gone' "${said[0]}" && grep -q 'rank 0 has gone' "${said[1]}"; do
 		n=$((n + 1))
-		[ "$n" -lt 100 ]
+		[ "$n" -lt 100 ] || { tail -n 5 "${said[@]}"; for r in 0 1; do ip netns exec "$NET$r" ss -tnao; done; false; } >&2
 		sleep 0.1
 	done
 	echo 'What is 1 + 1?' | ds-token -m "$DS_MODEL" encode --chat -c unix:d.1 | ds-token -m "$DS_MODEL" decode | cmp answer -

@@ -65,6 +65,18 @@ ticks() {
 	run ! grep -h 'has gone; ' said.*
 }
 
+# The fault: the others' first step was waited for by a rank that slept without having said so.
+@test "a request to a unit that has done nothing yet is answered at once" {
+	local i
+	for i in 1 2 3 4 5; do
+		serve_unit 2 --transport "$([ $((i % 2)) -eq 0 ] && echo shm || echo tcp)"
+		sleep 0.3
+		echo "What is 5 + 977?" | timeout 5 ds-token -m "$DS_MODEL" encode --chat --max-tokens 3 -c unix:d.0 >answer
+		end_unit
+		rm d.* 2>/dev/null || true
+	done
+}
+
 @test "a unit without requests uses no CPU" {
 	serve_unit 4 --redundant 8
 	sleep 1

@@ -65,12 +65,13 @@ static void test_bell(void)
 	}
 	close(in[0]);
 	close(bell_fd[0]);
+	p.fd = bell_fd[1];
+	tap_ok(poll(&p, 1, 2000) == 1, "a step comes before the first sleep: who rings must know of it");
 	for (int i = 0; i < 3; i++) {
 		if (write(bell_fd[1], "x", 1) != 1)
 			tap_bail("write");
 		tap_ok(until_rung() >= 0, "the bell rings %d: a step, though nothing came in", i);
 	}
-	p.fd = bell_fd[1];
 	tap_ok(poll(&p, 1, 200) == 0 || (read(p.fd, &c, 1) == 1 && poll(&p, 1, 200) == 0), "silence: no step");
 	close(in[1]);
 	tap_is_int(finish(pid), DS_DATA, "the input's end is seen, too");
