@@ -1,7 +1,6 @@
 /* Steps of a unit: with rows of this rank's own, or with nothing but its experts. */
-#include <poll.h>
-
 #include <errno.h>
+#include <poll.h>
 
 #include "engine/internal.h"
 

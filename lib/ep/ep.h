@@ -40,7 +40,6 @@ struct ep_config {
 	struct ep_shape shape;
 	size_t redundant;
 	size_t tokens;            /* of a rank and lane in a round */
-	size_t max_rows;          /* of a step of this rank */
 };
 
 /* Meets the unit (unit_open). */

@@ -46,7 +46,7 @@ struct unit_ops {
 	 * which ends the unit's use of it everywhere. */
 	int (*prepare)(void *ctx, uint64_t id, const void *plan, size_t n, struct ds_err *err);
 	/* From here on this plan (the last one prepared under this id; n 0: the default) among these members.  On the
-	 * compute thread, in unit_vote.  joined, lost: who is new and who has gone since the last call. */
+	 * compute thread, in unit_vote. */
 	int (*placed)(void *ctx, uint64_t id, const void *plan, size_t n, const struct ranks *members,
 		struct ds_err *err);
 };

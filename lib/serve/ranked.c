@@ -60,7 +60,6 @@ int ranked_open(struct work *w, const struct work_options *o, bool anywhere, con
 	const struct unit_options *u = &o->unit;
 	struct unit_term terms[TERMS];
 	struct ep_config e = { .redundant = (size_t)u->redundant, .tokens = (size_t)u->dispatch_tokens,
-		.max_rows = o->max_rows,
 		.unit = { .addr = u->me.unit, .anywhere = anywhere, .rank = u->me.rank, .world = u->me.world,
 			.unit_timeout_ns = u->unit_timeout_ns, .peer_timeout_ns = u->peer_timeout_ns,
 			.transport = u->transport, .link = { u->link_delay_ns, u->link_rate }, .terms = terms,

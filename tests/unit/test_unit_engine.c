@@ -117,7 +117,7 @@ static int step(struct engine *e, struct kv_pool *pool, struct way *w, struct se
 
 static int open_unit(struct way *w, struct model *m, size_t rank, struct engine_config *c, struct ep **ep)
 {
-	struct ep_config u = { .tokens = w->tokens, .redundant = w->redundant, .max_rows = MAX_ROWS };
+	struct ep_config u = { .tokens = w->tokens, .redundant = w->redundant };
 	struct ds_err err;
 
 	u.unit = (struct unit_config){ .addr = w->addr, .rank = rank, .world = w->world, .transport = w->transport,
