@@ -178,6 +178,8 @@ static int run_park(struct transport *t, size_t rank, const struct crew_config *
 				return crew_fail(rank, "the bell did not ring", (long long)i, 0);
 		}
 		transport_park(t, false, 0, 0);
+		if (i % c->world == rank && i / c->world % 64 == 0) /* long enough for the other to fall asleep */
+			nap(MS);
 		rounds_post(t, rank, c, &m, SLOT_VOTE, i % 2, i / 2 + 1);
 		rc = rounds_take(t, rank, c, &m, SLOT_VOTE, i % 2, i / 2 + 1);
 	}
