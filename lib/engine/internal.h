@@ -143,6 +143,7 @@ void lane_attn1(struct lane *l, size_t n, const struct layer *layer);
 void lane_dense(struct lane *l, size_t n, const struct layer *layer);
 int lane_dispatch(struct lane *l, size_t n, size_t moe, const struct layer *layer, struct ds_err *err);
 void lane_shared(struct lane *l);
+void lane_hide(struct lane *l); /* lane_shared under what is on its way; OVERLAP_NONE: lane_collect does it later */
 int lane_mlp(struct lane *l, struct ds_err *err);
 int lane_collect(struct lane *l, struct ds_err *err);
 

@@ -215,6 +215,12 @@ void lane_shared(struct lane *l)
 	profile_end(l->e.profile);
 }
 
+void lane_hide(struct lane *l)
+{
+	if (l->e.overlap != OVERLAP_NONE)
+		lane_shared(l);
+}
+
 static int arrive(struct lane *l, struct ep_arrived *a, struct ds_err *err)
 {
 	struct engine *e = &l->e;
@@ -277,6 +283,8 @@ static int collect_round(struct lane *l, struct ds_err *err)
 	profile_begin(e->profile, STAGE_WAIT_COMBINE, l->n, l->rows);
 	rc = ep_collect(e->ep, l->index, &out, err);
 	profile_end(e->profile);
+	if (!rc)
+		lane_shared(l);
 	if (rc || !l->rows)
 		return rc;
 	span = ep_span(e->ep, l->index, SLOT_COMBINE);
@@ -299,7 +307,7 @@ int lane_mlp(struct lane *l, struct ds_err *err)
 	turn_to(l);
 	for (size_t round = 0; !rc && round < l->rounds; round++) {
 		if (round) { /* this one's slots are those of the one before */
-			lane_shared(l);
+			lane_hide(l);
 			rc = collect_round(l, err);
 			rc = rc ? rc : send_round(l, err);
 		}
@@ -316,10 +324,12 @@ int lane_collect(struct lane *l, struct ds_err *err)
 
 	if (!l->pending)
 		return 0;
-	lane_shared(l);
+	lane_hide(l);
 	turn_to(l);
 	if (l->rounds)
 		rc = collect_round(l, err);
+	else
+		lane_shared(l);
 	l->pending = NULL;
 	return rc;
 }

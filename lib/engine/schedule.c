@@ -61,6 +61,15 @@ static int dispatch(struct order *o, size_t i, size_t n, size_t moe)
 }
 
 /* One micro-batch: the shared expert hides some of the dispatch. */
+static int finish(struct lane *l, struct ds_err *err)
+{
+	int rc;
+
+	lane_hide(l);
+	rc = lane_mlp(l, err);
+	return rc ? rc : lane_collect(l, err);
+}
+
 static int single(struct order *o)
 {
 	struct lane *l = lane_of(o, 0);
@@ -68,11 +77,7 @@ static int single(struct order *o)
 
 	if ((rc = attention(o, 0, o->n)) || (rc = dispatch(o, 0, o->n, o->moe)))
 		return rc;
-	if (o->e->overlap != OVERLAP_NONE)
-		lane_shared(l);
-	if ((rc = lane_mlp(l, o->err)))
-		return rc;
-	return lane_collect(l, o->err);
+	return finish(l, o->err);
 }
 
 static int prefill(struct order *o)
@@ -153,7 +158,5 @@ int schedule_mtp(struct engine *e, struct ds_err *err)
 		moe += e->m->layers[n].moe;
 	lane_attn1(l, e->c->layers, layer);
 	rc = lane_dispatch(l, e->c->layers, moe, layer, err);
-	lane_shared(l);
-	rc = rc ? rc : lane_mlp(l, err);
-	return rc ? rc : lane_collect(l, err);
+	return rc ? rc : finish(l, err);
 }

@@ -131,6 +131,42 @@ static int open_unit(struct way *w, struct model *m, size_t rank, struct engine_
 	return 0;
 }
 
+/* In a trace of steps that overlap nothing, SHARED comes when the experts' outputs are there, never while they are on
+ * their way. */
+static bool nothing_hidden(const char *trace)
+{
+	FILE *f = fopen(trace, "r");
+	size_t shared = 0, hiding = 0;
+	bool there = false;
+	char line[1000];
+
+	while (f && fgets(line, sizeof(line), f)) {
+		if (!strstr(line, "\"tid\":1,"))
+			continue;
+		if (strstr(line, "\"name\":\"SHARED\"")) {
+			shared++;
+			hiding += !there;
+		}
+		there = strstr(line, "\"name\":\"wait COMBINE\"") != NULL;
+	}
+	if (f)
+		fclose(f);
+	unlink(trace);
+	return shared && !hiding;
+}
+
+static struct profile *trace_steps(struct engine *e, struct kv_pool *pool, char path[100])
+{
+	struct profile_options o = { .program = "test", .trace = path };
+	struct profile *p;
+	struct ds_err err;
+
+	snprintf(path, 100, "/tmp/unit-trace-%d", (int)getpid());
+	if (profile_new(&p, &o, &err) || engine_set_profile(e, p, pool, &err))
+		tap_bail("%s", err.text);
+	return p;
+}
+
 static int rank_main(size_t rank, void *arg)
 {
 	struct way *w = arg;
@@ -142,7 +178,9 @@ static int rank_main(size_t rank, void *arg)
 	struct engine *e;
 	struct model *m;
 	struct ep *ep = NULL;
+	struct profile *p = NULL;
 	struct ds_err err;
+	char trace[100];
 	bool busy = true;
 	size_t count = 0;
 	int rc = model_open(&m, w->dir, &err);
@@ -151,6 +189,8 @@ static int rank_main(size_t rank, void *arg)
 		rc = open_unit(w, m, rank, &c, &ep);
 	if (rc || engine_new(&e, m, &c, &err) || engine_kv_pool(e, 64 << 20, &pool, &err))
 		return 1;
+	if (ep && w->overlap == OVERLAP_NONE)
+		p = trace_steps(e, pool, trace);
 	for (size_t i = rank; i < SEQS; i += w->world) {
 		seqs[count].number = i;
 		seqs[count].length = prompt_length(i);
@@ -162,6 +202,9 @@ static int rank_main(size_t rank, void *arg)
 		rc = step(e, pool, w, seqs, count, &busy);
 	if (!rc && ep && engine_stay(e, &err))
 		rc = 1;
+	if (p && (profile_finish(p, false, &err) || (count && !nothing_hidden(trace))))
+		rc = rc ? rc : 1;
+	profile_free(p);
 	for (size_t i = 0; i < count; i++)
 		kv_seq_clear(&seqs[i].kv, pool);
 	kv_pool_free(pool);
