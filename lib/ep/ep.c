@@ -76,18 +76,23 @@ static int placed(void *ctx, uint64_t id, const void *plan, size_t n, const stru
 	return 0;
 }
 
-int ep_plan(struct ep *ep, const struct frame *f, uint64_t *id, struct ds_err *err)
+uint64_t ep_plan_number(const struct ep *ep)
+{
+	return ep->number;
+}
+
+int ep_plan(struct ep *ep, const struct frame *f, uint64_t *id, uint64_t *number, struct ds_err *err)
 {
 	struct plan_shape shape = plan_shape(ep);
 	struct placement *p = NULL;
-	uint64_t number;
 	void *bytes = NULL;
 	size_t n;
-	int rc = plan_placement(f, &shape, &p, &number, err);
+	int rc = plan_placement(f, &shape, &p, number, err);
 
-	if (!rc)
+	*id = 0;
+	if (!rc && *number > ep->number)
 		rc = plan_pack(f, &bytes, &n, err);
-	if (!rc)
+	if (bytes)
 		rc = unit_offer(ep->unit, bytes, n, id, err);
 	free(bytes);
 	placement_free(p);

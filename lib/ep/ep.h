@@ -53,8 +53,11 @@ int ep_bell_fd(const struct ep *ep);
 size_t ep_tokens(const struct ep *ep); /* of a rank and lane in a round */
 size_t ep_world(const struct ep *ep);
 
-/* Offers a plan frame to all ranks: it takes effect between two steps.  DS_DATA, DS_PROTO: it is not for this unit. */
-int ep_plan(struct ep *ep, const struct frame *f, uint64_t *id, struct ds_err *err);
+/* Offers a plan frame to all ranks: it takes effect between two steps.  Between steps, so that what is in effect is
+ * known: *number is the frame's number, and where it is not greater than ep_plan_number nothing is offered and *id is 0.
+ * DS_DATA, DS_PROTO: it is not for this unit. */
+int ep_plan(struct ep *ep, const struct frame *f, uint64_t *id, uint64_t *number, struct ds_err *err);
+uint64_t ep_plan_number(const struct ep *ep); /* of the plan in effect; 0: the placement that the unit began with */
 /* What was counted since the last call, of complete steps; to be called between steps.  Valid until the next call. */
 void ep_load(struct ep *ep, struct load_message *m);
 
@@ -93,7 +96,8 @@ void ep_return_post(struct ep *ep, size_t lane);
 /* rows[i]: where the output of (token, choice) i of this round is, NULL: it had no expert.  [rows, top_k] */
 int ep_collect(struct ep *ep, size_t lane, const void *const **rows, struct ds_err *err);
 
-/* For spans: a transfer of a lane, from its post to when the last message that was waited for was there. */
+/* For spans: a transfer of a lane, from its post to when the last message that was waited for was there; bytes: what
+ * this rank sent to others. */
 struct ep_span { int64_t begin, end; size_t bytes; };
 struct ep_span ep_span(const struct ep *ep, size_t lane, enum slot_kind kind);
 

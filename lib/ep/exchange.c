@@ -279,7 +279,7 @@ void ep_dispatch_post(struct ep *ep, size_t lane)
 		size_t tokens = x->tokens_to[r], bytes = rows_at(tokens, x->pairs_to[r]);
 
 		bytes += tokens * x->row_bytes;
-		x->span[SLOT_DISPATCH].bytes += bytes;
+		x->span[SLOT_DISPATCH].bytes += r != ep->c.unit.rank ? bytes : 0;
 		transport_post(unit_transport(ep->unit), r, SLOT_DISPATCH, lane, x->seq, bytes);
 	}
 }
@@ -412,7 +412,7 @@ void ep_return_post(struct ep *ep, size_t lane)
 	for (size_t r = ranks_next(&x->active, 0); r < EP_MAX_WORLD; r = ranks_next(&x->active, r + 1)) {
 		size_t bytes = x->pairs_from[r] * ep->c.shape.out_bytes;
 
-		x->span[SLOT_COMBINE].bytes += bytes;
+		x->span[SLOT_COMBINE].bytes += r != ep->c.unit.rank ? bytes : 0;
 		transport_post(unit_transport(ep->unit), r, SLOT_COMBINE, lane, x->seq_back, bytes);
 	}
 }

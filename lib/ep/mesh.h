@@ -39,7 +39,7 @@ struct mesh_ops {
 	 * MESH_REFUSED: the peer is lost. */
 	void *(*put)(void *ctx, size_t from, const struct mesh_put *h);
 	void (*put_done)(void *ctx, size_t from, const struct mesh_put *h); /* it is there; not for a dropped one */
-	/* The peer is lost, its connection closed.  Once for each mesh_add. */
+	/* The peer is lost, its connection closed; why, without its name.  Once for each mesh_add. */
 	void (*lost)(void *ctx, size_t from, const struct ds_err *why);
 	void (*timer)(void *ctx); /* mesh_timer's time has come */
 };

@@ -157,10 +157,10 @@ static void conn_gone(struct conn *c, int error)
 	struct ds_err err;
 
 	if (!error || error == ECONNRESET || error == EPIPE) {
-		err_set(&err, DS_UNAVAILABLE, "rank %zu has gone", c->peer);
+		err_set(&err, DS_UNAVAILABLE, "connection closed");
 	} else {
 		errno = error;
-		err_errno(&err, DS_UNAVAILABLE, "the connection to rank %zu failed", c->peer);
+		err_errno(&err, DS_UNAVAILABLE, "connection failed");
 	}
 	mesh_lose(c, &err);
 }
@@ -234,7 +234,7 @@ __attribute__((format(printf, 2, 3))) static void conn_nonsense(struct conn *c, 
 	va_start(ap, fmt);
 	vsnprintf(what, sizeof(what), fmt, ap);
 	va_end(ap);
-	err_set(&err, DS_PROTO, "rank %zu sent %s", c->peer, what);
+	err_set(&err, DS_PROTO, "it sent %s", what);
 	mesh_lose(c, &err);
 }
 

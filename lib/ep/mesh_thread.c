@@ -175,7 +175,7 @@ static void mesh_lose_failed(struct mesh *m, const struct ranks *failed)
 		struct conn *c = mesh_peer(m, r);
 		struct ds_err err;
 
-		err_set(&err, DS_OS, "no memory for rank %zu", r);
+		err_set(&err, DS_OS, "no memory for what goes to it");
 		if (c)
 			mesh_lose(c, &err);
 		else
@@ -222,7 +222,7 @@ static void mesh_lose_silent(struct conn *c, int64_t silence)
 {
 	struct ds_err err;
 
-	err_set(&err, DS_UNAVAILABLE, "rank %zu is silent for %.1f s", c->peer, (double)silence * 1e-9);
+	err_set(&err, DS_UNAVAILABLE, "silent for %.1f s", (double)silence * 1e-9);
 	mesh_lose(c, &err);
 }
 

@@ -181,12 +181,13 @@ void transport_post(struct transport *t, size_t dst, enum slot_kind kind, size_t
 {
 	int64_t now = time_mono_ns();
 
+	if (dst == t->cfg.rank) {
+		slot_fill(own_slot(t, dst, kind, lane), seq, bytes, now);
+		return;
+	}
 	t->stat[dst].sent++;
 	t->stat[dst].sent_bytes += bytes;
-	if (dst == t->cfg.rank)
-		slot_fill(own_slot(t, dst, kind, lane), seq, bytes, now);
-	else
-		t->ops->post(t, dst, kind, lane, seq, bytes, link_there(&t->cfg.link, &t->link_busy_ns, bytes, now));
+	t->ops->post(t, dst, kind, lane, seq, bytes, link_there(&t->cfg.link, &t->link_busy_ns, bytes, now));
 }
 
 const void *transport_message(struct transport *t, size_t src, enum slot_kind kind, size_t lane, size_t *bytes,
@@ -249,10 +250,12 @@ static void count_received(struct transport *t, const struct wanted *w, const st
 		size_t bytes;
 		int64_t when;
 
+		if (r == t->cfg.rank)
+			continue;
 		transport_message(t, r, w->kind, w->lane, &bytes, &when);
 		t->stat[r].received++;
 		t->stat[r].received_bytes += bytes;
-		if (r != t->cfg.rank && when > last && when <= now) {
+		if (when > last && when <= now) {
 			last = when;
 			late = r;
 		}

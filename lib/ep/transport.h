@@ -37,7 +37,8 @@ struct transport_config {
 	int64_t spin_ns;
 };
 
-/* Per peer, since the start; waited_ns: how long waits went on for which this peer's message was the last. */
+/* Per peer, since the start, 0 of this rank itself; waited_ns: how long waits went on for which this peer's message was
+ * the last. */
 struct transport_peer { uint64_t sent_bytes, received_bytes, sent, received; int64_t waited_ns; };
 
 struct transport_ops; /* ep/transport_impl.h: what shm.c and tcp.c implement */

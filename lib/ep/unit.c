@@ -52,6 +52,9 @@ static int check(struct unit *u, const struct unit_config *c, struct ds_err *err
 		return err->code;
 	if (u->addr.kind != ADDR_UNIX && u->addr.kind != ADDR_TCP)
 		return err_set(err, DS_USAGE, "ranks cannot meet at '%s': unix:PATH or tcp:HOST:PORT", c->addr);
+	if (c->transport && !strcmp(c->transport, "shm") && u->addr.kind != ADDR_UNIX)
+		return err_set(err, DS_USAGE, "--transport shm: ranks that meet at '%s' may be on several machines; "
+			"use --unit unix:PATH, or --transport tcp", c->addr);
 	u->c.addr = u->addr.text;
 	u->c.bytes[SLOT_VOTE] = sizeof(struct unit_ballot);
 	if (!c->transport)

@@ -147,8 +147,10 @@ static void count_changes(struct unit *u)
 		u->stat.losses += !u->peer[r].left;
 		lost |= !u->peer[r].left;
 	}
-	for (size_t r = ranks_next(&come, 0); r < u->c.world; r = ranks_next(&come, r + 1))
+	for (size_t r = ranks_next(&come, 0); r < u->c.world; r = ranks_next(&come, r + 1)) {
 		u->peer[r].left = u->peer[r].finished = false;
+		u->peer[r].why[0] = '\0';
+	}
 	if (lost)
 		u->minor = minority(u);
 	else if (ranks_count(&come))
@@ -352,6 +354,7 @@ static void on_lost(void *ctx, size_t from, const struct ds_err *why)
 	pthread_mutex_lock(&u->lock);
 	if (!u->closing && !u->peer[from].finished && !u->peer[from].left) /* who has left, or is left, is not missed */
 		log_msg(LOG_INFO, "unit: rank %zu: %s", from, why->text);
+	snprintf(u->peer[from].why, sizeof(u->peer[from].why), "%.90s", why->text);
 	unit_lose(u, from);
 	unit_after(u);
 	pthread_mutex_unlock(&u->lock);
@@ -401,24 +404,48 @@ const struct mesh_ops unit_mesh_ops = { on_message, on_put, on_put_done, on_lost
 
 /* ---- what is said of it ---- */
 
-static void say(struct unit *u, const struct ranks *who, const char *what, int64_t took_ns)
+/* " (silent for 5.0 s)", where this rank knows it and it is the same of all. */
+static const char *why_gone(const struct unit *u, const struct ranks *who, char *text, size_t cap)
 {
-	size_t n = ranks_count(&u->m.now.ranks);
+	const char *first = NULL;
+
+	for (size_t r = ranks_next(who, 0); r < u->c.world; r = ranks_next(who, r + 1)) {
+		if (first && strcmp(first, u->peer[r].why))
+			return "";
+		first = u->peer[r].why;
+	}
+	if (!first || !*first)
+		return "";
+	snprintf(text, cap, " (%s)", first);
+	return text;
+}
+
+static void say(struct buf *b, const struct ranks *who, const char *what, const char *why)
+{
 	char names[600];
 
 	if (ranks_count(who) == 0)
 		return;
 	meet_names(who, names, sizeof(names));
-	log_msg(LOG_WARN, "unit: %s %s %s; %zu rank%s go%s on, epoch %llu, %.1f ms", names,
-		ranks_count(who) == 1 ? "has" : "have", what, n, plural(n), n == 1 ? "es" : "",
-		(unsigned long long)u->epoch, (double)took_ns / 1e6);
+	buf_printf(b, "%s%s %s %s%s", b->len ? ", " : "", names, ranks_count(who) == 1 ? "has" : "have", what, why);
 }
 
 void unit_tell_changes(struct unit *u, int64_t took_ns)
 {
-	say(u, &u->gone, "gone", took_ns);
-	say(u, &u->gone_quietly, "left", took_ns);
-	say(u, &u->come, "come", took_ns);
+	struct ranks back = ranks_both(&u->gone, &u->come);
+	struct ranks gone = ranks_minus(&u->gone, &back), come = ranks_minus(&u->come, &back);
+	size_t n = ranks_count(&u->m.now.ranks);
+	struct buf b = { 0 };
+	char why[110];
+
+	say(&b, &gone, "gone", why_gone(u, &gone, why, sizeof(why)));
+	say(&b, &u->gone_quietly, "left", "");
+	say(&b, &back, "gone and come back", "");
+	say(&b, &come, "come", "");
+	if (b.len && !b.nomem)
+		log_msg(LOG_WARN, "unit: %s; %zu rank%s go%s on, epoch %llu, %.1f ms", (const char *)b.p, n, plural(n),
+			n == 1 ? "es" : "", (unsigned long long)u->epoch, (double)took_ns / 1e6);
+	buf_free(&b);
 	memset(&u->gone, 0, sizeof(u->gone));
 	memset(&u->gone_quietly, 0, sizeof(u->gone_quietly));
 	memset(&u->come, 0, sizeof(u->come));

@@ -41,6 +41,7 @@ struct unit_peer {
 	struct msg_newcomer said;   /* as a newcomer */
 	uint64_t plan_sent;         /* the greatest plan sent to it on this connection */
 	bool left;                  /* it said so */
+	char why[100];              /* this rank lost it; empty: others did */
 	bool finished;              /* it has seen that the unit is over, and waits until all have */
 	int connecting;             /* the socket on which this rank connects to it; -1: none */
 };

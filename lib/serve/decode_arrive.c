@@ -342,6 +342,7 @@ static void on_state(void *ctx)
 	jw_uint(&w, outside(d));
 	jw_key(&w, "unread");
 	jw_uint(&w, d->paused.n + d->full.n);
+	ranked_state(d->w, &w);
 	jw_obj_end(&w);
 	work_print_state(&b);
 	buf_free(&b);

@@ -289,6 +289,7 @@ static void on_state(void *ctx)
 	jw_uint(&w, p->w->pool->blocks);
 	jw_key(&w, "kv_blocks_used");
 	jw_uint(&w, p->w->pool->used - p->w->pool->idle);
+	ranked_state(p->w, &w);
 	jw_obj_end(&w);
 	work_print_state(&b);
 	buf_free(&b);

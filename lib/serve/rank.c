@@ -173,8 +173,10 @@ int rank_find(const struct rank_options *o, const char *(*get)(const char *name)
 	if (!s && mine.world.n > 1)
 		return err_set(err, DS_CONFIG, "%s %lld: which of these this process is is not said; use --rank N",
 			mine.world.by, (long long)mine.world.n);
-	if (!s)
+	if (!s) {
+		r->from = mine.world.n == 1 ? mine.world.by : "";
 		return 0;
+	}
 	if (f.world.n == UNSET && mine.world.n == UNSET)
 		return err_set(err, DS_CONFIG, "%s is '%lld': of how many is not said; use --world N", s->rank,
 			(long long)f.rank.n);

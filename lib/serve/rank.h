@@ -9,7 +9,7 @@
  *   RANK, WORLD_SIZE, LOCAL_RANK                              torchrun
  *   LWS_WORKER_INDEX, LWS_GROUP_SIZE                          Kubernetes LeaderWorkerSet: one rank a pod
  *   JOB_COMPLETION_INDEX, world from --world                  Kubernetes indexed job: one rank a pod
- *   else rank 0 of 1
+ *   else rank 0 of 1, said by nobody
  * An empty variable is one that is not set.
  */
 #ifndef DS_SERVE_RANK_H

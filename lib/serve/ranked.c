@@ -115,8 +115,8 @@ static void tell_plan(struct ranked *r)
 	if (id == r->planned)
 		return;
 	r->planned = id;
-	log_msg(id == r->offered ? LOG_WARN : LOG_INFO, "experts lie as planned from here on; steps paused for %.1f ms",
-		(double)pause / 1e6);
+	log_msg(id == r->offered ? LOG_WARN : LOG_INFO, "plan %llu is in effect; steps paused for %.1f ms",
+		(unsigned long long)ep_plan_number(r->ep), (double)pause / 1e6);
 }
 
 static void stepped(struct ranked *r, bool worked)
@@ -142,6 +142,21 @@ int ranked_bell(const struct work *w)
 	return !w->ranked ? -1 : w->ranked->watch >= 0 ? w->ranked->watch : ep_bell_fd(w->ranked->ep);
 }
 
+static int offer_plan(struct ranked *r, const struct source *src, const struct frame *f, struct ds_err *err)
+{
+	uint64_t id, number;
+
+	if (ep_plan(r->ep, f, &id, &number, err))
+		return err_prefix(err, "'%s'", source_name(src));
+	if (id)
+		r->offered = id;
+	else
+		log_msg(LOG_WARN, "'%s': plan %llu is left out: plan %llu is in effect; give a later plan a greater "
+			"number", source_name(src), (unsigned long long)number,
+			(unsigned long long)ep_plan_number(r->ep));
+	return 0;
+}
+
 int ranked_frame(struct work *w, struct source *src, const struct frame *f, bool *taken, struct ds_err *err)
 {
 	struct ranked *r = w->ranked;
@@ -151,7 +166,7 @@ int ranked_frame(struct work *w, struct source *src, const struct frame *f, bool
 		r->src = src;
 	if (!*taken)
 		return 0;
-	return ep_plan(r->ep, f, &r->offered, err) ? err_prefix(err, "'%s'", source_name(src)) : 0;
+	return offer_plan(r, src, f, err);
 }
 
 void ranked_ending(struct work *w, struct source *src)
@@ -235,6 +250,31 @@ int ranked_finish(struct work *w, const struct stage_config *stage, int rc, stru
 		rc = also(rc, err, loads_close(r, &why), &why);
 	}
 	return rc;
+}
+
+void ranked_state(const struct work *w, struct jw *out)
+{
+	struct ranked *r = w->ranked;
+	struct unit_stat s;
+
+	if (!r)
+		return;
+	unit_stat(ep_unit(r->ep), &s);
+	jw_key(out, "unit");
+	jw_obj(out);
+	jw_put_uint(out, "rank", r->rank);
+	jw_put_uint(out, "world", r->world);
+	jw_put_str(out, "transport", over_tcp(r->o) ? "tcp" : "shm");
+	jw_key(out, "members");
+	jw_arr(out);
+	for (size_t i = ranks_next(&s.members, 0); i < r->world; i = ranks_next(&s.members, i + 1))
+		jw_uint(out, i);
+	jw_arr_end(out);
+	jw_put_uint(out, "epoch", s.epoch);
+	jw_put_uint(out, "plan", ep_plan_number(r->ep));
+	jw_put_uint(out, "losses", s.losses);
+	jw_put_uint(out, "joins", s.joins);
+	jw_obj_end(out);
 }
 
 void ranked_hello(const struct work *w, struct hello *h)

@@ -5,6 +5,7 @@
 #ifndef DS_SERVE_RANKED_H
 #define DS_SERVE_RANKED_H
 
+#include "base/json.h"
 #include "serve/work.h"
 
 struct ranked;
@@ -25,6 +26,7 @@ int ranked_bell(const struct work *w); /* stage_ops.bell */
 int ranked_aside(struct work *w, int (*fn)(void *arg, struct ds_err *err), void *arg, struct ds_err *err);
 /* A frame that is for the unit: a plan.  *taken: it was. */
 int ranked_frame(struct work *w, struct source *src, const struct frame *f, bool *taken, struct ds_err *err);
+void ranked_state(const struct work *w, struct jw *out); /* of stage_ops.state: a key "unit" */
 void ranked_ending(struct work *w, struct source *src); /* stage_ops.ending */
 void ranked_gone(struct work *w, const struct source *src); /* of stage_ops.gone */
 

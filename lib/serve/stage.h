@@ -47,8 +47,9 @@ struct stage_options {
 	  .type = OPT_STR, .dst = &(o).connect, .env = true }, \
 	{ .name = "max-frame", .arg = "SIZE", .help = "largest payload accepted", .def = "256M", \
 	  .type = OPT_SIZE, .dst = &(o).max_frame, .env = true }, \
-	{ .name = "peer-timeout", .arg = "TIME", .help = "drop a peer that is silent in the middle of a request", \
-	  .def = "30s", .type = OPT_TIME, .dst = &(o).peer_ns, .env = true }, \
+	{ .name = "peer-timeout", .arg = "TIME", \
+	  .help = "drop a peer that is silent in a request (a rank in a step: 5s)", .def = "30s", \
+	  .type = OPT_TIME, .dst = &(o).peer_ns, .env = true }, \
 	{ .name = "log-format", .arg = "text|json", .help = "how messages on stderr are written", .def = "text", \
 	  .type = OPT_STR, .dst = &(o).log_format, .env = true }
 

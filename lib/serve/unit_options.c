@@ -28,6 +28,15 @@ static int no_unit(const struct unit_options *o, const struct opt_program *p, st
 	return 0;
 }
 
+/* Two processes that were both "rank 0 of 1" would be no unit, and nobody would notice. */
+static int check_said(const struct unit_options *o, struct ds_err *err)
+{
+	if (*o->me.from)
+		return 0;
+	return err_set(err, DS_USAGE, "--unit: which rank of how many this is is not said; use --rank N and --world "
+		"N, or a launcher that sets them");
+}
+
 static int check(const struct unit_options *o, const struct opt_program *p, const struct stage_options *io,
 	struct ds_err *err)
 {
@@ -39,9 +48,8 @@ static int check(const struct unit_options *o, const struct opt_program *p, cons
 		return err_set(err, DS_USAGE, "--loads: this rank has no output; use --loads-to FILE");
 	if (opt_given(p, "load-interval") && !o->loads && !o->loads_to)
 		return err_set(err, DS_USAGE, "--load-interval says nothing without --loads or --loads-to");
-	if (o->alone && (io->listen || io->connect || io->output))
-		return err_set(err, DS_USAGE, "--input none: there is nothing to %s",
-			io->listen ? "--listen for" : io->connect ? "--connect for" : "put into --output");
+	if (o->alone && io->listen)
+		return err_set(err, DS_USAGE, "--input none: there is nothing to --listen for");
 	return 0;
 }
 
@@ -83,10 +91,11 @@ int unit_options_settle(struct unit_options *o, const struct opt_program *p, str
 		return no_unit(o, p, err);
 	o->alone = io->input && strcmp(io->input, "none") == 0;
 	o->peer_timeout_ns = opt_given(p, "peer-timeout") || (peer && *peer) ? io->peer_ns : RANK_TIMEOUT_NS;
-	if ((rc = rank_find(&o->rank, rank_getenv, &o->me, err)) || (rc = check(o, p, io, err)) ||
-	    (rc = personal_names(&o->me, io, more, n, err)))
+	if ((rc = rank_find(&o->rank, rank_getenv, &o->me, err)) || (rc = check_said(o, err)) ||
+	    (rc = check(o, p, io, err)) || (rc = personal_names(&o->me, io, more, n, err)))
 		return rc;
-	log_msg(LOG_INFO, "rank %zu of %zu%s%s, local rank %zu", o->me.rank, o->me.world, *o->me.from ? " by " : "",
-		o->me.from, o->me.local);
+	if (o->alone)
+		io->output = io->connect = NULL; /* given because all ranks are given the same */
+	log_msg(LOG_INFO, "rank %zu of %zu by %s, local rank %zu", o->me.rank, o->me.world, o->me.from, o->me.local);
 	return 0;
 }

@@ -21,6 +21,17 @@ int work_cpus(void)
 	return n > 0 ? n : 1;
 }
 
+/* Ranks that meet at a unix socket are on this machine; where nobody has bound them to processors they would all take
+ * all. */
+static int default_threads(const struct rank *me)
+{
+	int cpus = work_cpus();
+
+	if (!me->unit || strncmp(me->unit, "unix:", 5) != 0 || cpus < sysconf(_SC_NPROCESSORS_ONLN))
+		return cpus;
+	return cpus > (int)me->world ? cpus / (int)me->world : 1;
+}
+
 static int parse_arith(const char *s, enum arith *a, struct ds_err *err)
 {
 	if (strcmp(s, "bf16") == 0)
@@ -97,7 +108,7 @@ int work_open(struct work *w, const struct work_options *o, const struct stage_o
 	memset(w, 0, sizeof(*w));
 	if (!o->model)
 		return err_set(err, DS_USAGE, "no model given; use -m DIR");
-	c.threads = o->threads ? (int)o->threads : work_cpus();
+	c.threads = o->threads ? (int)o->threads : default_threads(&o->unit.me);
 	if ((rc = parse_arith(o->arith, &c.arith, err)) || (rc = check_files(o, io, err)))
 		return rc;
 	w->max_rows = o->max_rows;

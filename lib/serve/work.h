@@ -18,7 +18,7 @@ struct ranked;
 struct work_options {
 	const char *model;
 	const char *arith;      /* "bf16" or "float32" */
-	int64_t threads;        /* 0: as many as this process may use */
+	int64_t threads;        /* 0: as many as this process may use, shared among the ranks of this machine */
 	uint64_t kv_memory;
 	const char *dump, *dump_to;
 	const char *trace;      /* file to write spans to, or NULL */

@@ -133,9 +133,9 @@ all_of() {
 			refused 64 "${option%% *} says nothing without --unit" "$program" -m "$DS_MODEL" $option in.0
 		done
 	done
-	refused 64 "--transport: 'rdma'" ds-decode -m "$DS_MODEL" --unit unix:unit --transport rdma in.0
-	refused 64 "a % of a rank's file" ds-decode -m "$DS_MODEL" --unit unix:unit -o out.%d in.0
-	refused 64 '--load-interval says nothing without' ds-decode -m "$DS_MODEL" --unit unix:unit --load-interval 1s in.0
+	refused 64 "--transport: 'rdma'" ds-decode -m "$DS_MODEL" --unit unix:unit --world 1 --transport rdma in.0
+	refused 64 "a % of a rank's file" ds-decode -m "$DS_MODEL" --unit unix:unit --world 1 -o out.%d in.0
+	refused 64 '--load-interval says nothing without' ds-decode -m "$DS_MODEL" --unit unix:unit --world 1 --load-interval 1s in.0
 }
 
 @test "names: %r is the rank, %l the local rank, %% a %; without a unit they are what they are" {
@@ -143,7 +143,7 @@ all_of() {
 	[ -e 'out.0-3-%r' ]
 	limited ds-decode -m "$DS_MODEL" -j 1 -i in.0 -o 'out.%r'
 	[ -e 'out.%r' ]
-	limited ds-decode -m "$DS_MODEL" -j 1 --unit "unix:unit%r" -i in.0 -o 'out.%%x' # --unit is the same for all
+	limited ds-decode -m "$DS_MODEL" -j 1 --unit "unix:unit%r" --world 1 -i in.0 -o 'out.%%x' # --unit is the same for all
 	[ -e 'out.%x' ]
 }
 

@@ -125,6 +125,14 @@ assert {"DISPATCH", "COMBINE", "MLP", "ATTN-0"} <= names, names
 	pair 76 role ds-prefill -m "$DS_MODEL" -j 1 --rank 1 --world 2
 }
 
+@test "options that make no unit are refused: no number, shared memory between ranks that meet at a TCP address" {
+	refused 64 'use --rank N and --world N' ds-decode -m "$DS_MODEL" --unit unix:u --input none
+	refused 64 'use --unit unix:PATH, or --transport tcp' ds-decode -m "$DS_MODEL" --unit tcp:127.0.0.1:0 --transport shm \
+		--rank 0 --world 2 --input none
+	limited ds-decode -m "$DS_MODEL" --unit unix:u --world 1 --input none -o out.%r # -o because all are given it
+	[ ! -e out.0 ]
+}
+
 @test "a rank that does not come is named after --unit-timeout" {
 	local began first
 	began=$(date +%s)

@@ -283,7 +283,7 @@ def many(frames, want, o):
 
 def recovered(text):
     """Milliseconds that a survivor says it took to go on."""
-    return [float(m) for m in re.findall(r"unit: ranks? .* (?:has|have) gone; .* ([0-9.]+) ms", text)]
+    return [float(m) for m in re.findall(r"unit: .*(?:has|have) gone\b.*; .* ([0-9.]+) ms", text)]
 
 
 def others(o, victim):
@@ -411,6 +411,7 @@ def loads(top_k, outs, files):
             c = numbers(meta, payload, "counts")
             assert all(sum(layer) == meta["rows"] * top_k for layer in c), "counts are not rows x top_k"
             own, received = add(own, c), add(received, numbers(meta, payload, "received"))
+            assert meta["sent_bytes"][r] == meta["received_bytes"][r] == 0, "a rank sends itself nothing"
             for p in range(len(files)):
                 peers[r, p] += meta["sent_bytes"][p]
                 peers[p, r, "back"] += meta["received_bytes"][p]

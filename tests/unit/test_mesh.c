@@ -92,7 +92,7 @@ static void test_puts(bool tcp)
 	p.h[1].refuse = true;
 	mesh_put(p.m[0], 1, &h, data, 0);
 	came = await(&p.h[1], &p.h[1].lost, 1);
-	tap_ok(came && p.h[1].why.code == DS_PROTO && strstr(p.h[1].why.text, "rank 0 sent a put"),
+	tap_ok(came && p.h[1].why.code == DS_PROTO && strstr(p.h[1].why.text, "it sent a put"),
 		"a put that is refused is the end: %s", p.h[1].why.text);
 	pair_stop(&p);
 	free(data);
