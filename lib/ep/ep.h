@@ -54,7 +54,7 @@ size_t ep_tokens(const struct ep *ep); /* of a rank and lane in a round */
 size_t ep_world(const struct ep *ep);
 
 /* Offers a plan frame to all ranks: it takes effect between two steps.  Between steps, so that what is in effect is
- * known: *number is the frame's number, and where it is not greater than ep_plan_number nothing is offered and *id is 0.
+ * known: *number is the frame's, and where it is not greater than ep_plan_number nothing is offered and *id is 0.
  * DS_DATA, DS_PROTO: it is not for this unit. */
 int ep_plan(struct ep *ep, const struct frame *f, uint64_t *id, uint64_t *number, struct ds_err *err);
 uint64_t ep_plan_number(const struct ep *ep); /* of the plan in effect; 0: the placement that the unit began with */

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <netdb.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -267,6 +268,18 @@ int meet_listen(const char *host, bool anywhere, uint64_t incarnation, int *fd, 
 	return err->code;
 }
 
+/* What a rank says of itself is; a name might take long to resolve. */
+static bool numeric(const char *host)
+{
+	const struct addrinfo hints = { .ai_flags = AI_NUMERICHOST };
+	struct addrinfo *list;
+
+	if (getaddrinfo(host, NULL, &hints, &list))
+		return false;
+	freeaddrinfo(list);
+	return true;
+}
+
 int meet_connect(const char *addr, int *fd, struct ds_err *err)
 {
 	struct sockaddr_un u;
@@ -274,8 +287,13 @@ int meet_connect(const char *addr, int *fd, struct ds_err *err)
 	socklen_t n;
 
 	*fd = -1;
-	if (addr[0] != '@')
-		return addr_parse(addr, &a, err) || addr_start(&a, fd, err) ? err->code : 0;
+	if (addr[0] != '@') {
+		if (addr_parse(addr, &a, err))
+			return err->code;
+		if (!numeric(a.host))
+			return err_set(err, DS_PROTO, "'%s' is not where a rank listens", addr);
+		return addr_start(&a, fd, err);
+	}
 	if (unix_socket(fd, err))
 		return err->code;
 	n = abstract(&u, addr + 1);

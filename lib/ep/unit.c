@@ -6,6 +6,7 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "base/log.h"
 #include "base/time.h"
 #include "base/version.h"
 
@@ -55,6 +56,9 @@ static int check(struct unit *u, const struct unit_config *c, struct ds_err *err
 	if (c->transport && !strcmp(c->transport, "shm") && u->addr.kind != ADDR_UNIX)
 		return err_set(err, DS_USAGE, "--transport shm: ranks that meet at '%s' may be on several machines; "
 			"use --unit unix:PATH, or --transport tcp", c->addr);
+	if (u->addr.kind == ADDR_TCP && !strcmp(u->addr.port, "0") && c->world > 1)
+		return err_set(err, DS_USAGE, "ranks cannot meet at '%s': the port is to be the same for all, not any",
+			c->addr);
 	u->c.addr = u->addr.text;
 	u->c.bytes[SLOT_VOTE] = sizeof(struct unit_ballot);
 	if (!c->transport)
@@ -92,6 +96,7 @@ static int start_threads(struct unit *u, struct ds_err *err)
 
 static void free_unit(struct unit *u)
 {
+	unit_try_drop(u);
 	mesh_free(u->mesh);
 	transport_free(u->transport);
 	member_free(&u->m);
@@ -181,6 +186,20 @@ static int no_verdict(struct unit *u, struct ds_err *err)
 	return err->code;
 }
 
+/* Who came to the address, but could not be connected to. */
+static void tell_absent(const struct unit *u)
+{
+	struct ranks absent = ranks_minus(&u->began, &u->m.now.ranks);
+	size_t n = ranks_count(&u->m.now.ranks);
+	char names[600];
+
+	if (ranks_count(&absent) == 0)
+		return;
+	meet_names(&absent, names, sizeof(names));
+	log_msg(LOG_WARN, "unit: %s came to '%s' but could not be connected to; %zu rank%s begin%s", names, u->c.addr, n,
+		plural(n), n == 1 ? "s" : "");
+}
+
 static int meet(struct unit *u, struct ds_err *err)
 {
 	int64_t until = time_mono_ns() + u->c.unit_timeout_ns;
@@ -196,6 +215,8 @@ static int meet(struct unit *u, struct ds_err *err)
 	pthread_mutex_lock(&u->lock);
 	if (u->failed)
 		*err = u->why;
+	else
+		tell_absent(u);
 	u->opening = false;
 	u->noticed_ns = 0;
 	unit_expect(u);
@@ -217,6 +238,7 @@ static void leave_here(void *arg)
 	pthread_mutex_lock(&u->lock);
 	u->closing = true;
 	unit_seek_stop(u);
+	unit_try_drop(u);
 	unit_door_close(u); /* before the others hear of it: one of them takes the address */
 	unit_unlisten(u);
 	unit_stop_connecting(u);

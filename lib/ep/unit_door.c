@@ -291,6 +291,7 @@ void unit_door_review(struct unit *u)
 static bool client_message(struct unit *u, struct client *c, enum meet_type type, const void *data, size_t n)
 {
 	const struct meet_table *t;
+	struct client *other;
 	struct ds_err err;
 
 	if (type == MEET_QUIT && c->asked && !c->answered) {
@@ -310,8 +311,12 @@ static bool client_message(struct unit *u, struct client *c, enum meet_type type
 	c->asked = true;
 	memcpy(&c->hello, data, sizeof(c->hello));
 	c->table = t ? mem_copy(t, meet_table_bytes(t->count)) : NULL;
-	if (!u->door->collecting)
+	if (!u->door->collecting) {
+		other = find_rank(u, c->hello.self.rank, c);
+		if (other) /* it may come again; kept, they would have no bound */
+			client_remove(u, other);
 		return judge(u, c);
+	}
 	collect(u, c);
 	return true; /* there is nothing more to read yet */
 }

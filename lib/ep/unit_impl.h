@@ -59,7 +59,8 @@ struct unit_door;               /* at the unit's address: who comes is let in th
 
 /* A rank's way to the address, where somebody else is. */
 struct unit_seek {
-	enum { SEEK_OFF, SEEK_PAUSE, SEEK_CONNECTING, SEEK_ASKED } state;
+	enum { SEEK_OFF, SEEK_PAUSE, SEEK_TRYING, SEEK_CONNECTING, SEEK_ASKED } state;
+	struct unit_try *trying;    /* also one that is not waited for any more; NULL: none */
 	struct meet_io io;
 	int64_t pause_ns, due_ns;
 	bool unanswered;            /* who holds the address has not answered */
@@ -122,6 +123,7 @@ struct unit {
 	struct unit_stat stat;
 	int64_t noticed_ns;         /* a change was noticed then; 0: none since the last vote */
 	struct ranks gone, gone_quietly, come;
+	struct ranks began;         /* who had come when it began; empty: this rank joined one that ran */
 };
 
 /* ---- unit_change.c: the agreement's effects ---- */
@@ -152,6 +154,15 @@ void unit_seek(struct unit *u, int64_t pause_ns); /* tries to hold the address, 
 void unit_seek_stop(struct unit *u);
 void unit_seek_quit(struct unit *u);    /* unit_timeout has gone by */
 void unit_seek_timer(struct unit *u, int64_t now);
+void unit_tried_here(void *u);          /* on the mesh's thread: a try has ended */
+
+/* ---- unit_try.c: what may block ---- */
+/* held: it listens at the address; fd: it connects there, since another holds it (taken).  -1: not so, and why. */
+struct unit_tried { int held, fd; bool taken; struct ds_err why_not_held, why; };
+/* Begins a try, which ends with unit_tried_here.  over: as addr_bind.  DS_OS. */
+int unit_try(struct unit *u, bool over, struct ds_err *err);
+bool unit_try_take(struct unit *u, struct unit_tried *r); /* false: there is none that has ended */
+void unit_try_drop(struct unit *u);
 
 /* ---- unit_peer.c: connections between ranks ---- */
 /* For the others; fd: a connection to the address, or -1. */

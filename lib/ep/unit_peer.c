@@ -291,6 +291,7 @@ static void begin(struct unit *u)
 	struct ranks all = ranks_first(u->c.world);
 
 	u->connect_due_ns = time_mono_ns() + u->c.peer_timeout_ns;
+	u->began = all;
 	member_begin(&u->m, 1, &all);
 	for (size_t r = 0; r < u->c.rank; r++)
 		connect_to(u, r);

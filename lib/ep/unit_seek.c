@@ -46,7 +46,7 @@ static void wait_until(struct unit *u, int64_t pause)
 
 void unit_seek(struct unit *u, int64_t pause_ns)
 {
-	if (u->door || u->closing)
+	if (u->door || u->closing || u->seek.state == SEEK_TRYING)
 		return;
 	if (u->seek.state == SEEK_OFF)
 		u->seek.pause_ns = first_pause;
@@ -177,51 +177,73 @@ static void seek_event(void *arg, int fd, uint32_t events)
 
 /* ---- holding it, or finding who does ---- */
 
-/* True where this rank holds the address now; *taken where another process does. */
-static bool hold(struct unit *u, bool *taken, struct ds_err *err)
+static void hold(struct unit *u, int fd)
 {
-	bool over = u->m.begun && u->seek.unanswered && !u->minor;
-	int fd, rc = addr_bind(&u->addr, u->c.anywhere, over, &fd, err);
+	struct ds_err err;
 
-	*taken = rc && (errno == EADDRINUSE || errno == EADDRNOTAVAIL);
-	if (rc)
-		return false;
 	unit_seek_stop(u);
-	log_msg(LOG_DEBUG, "unit: holds '%s'%s", u->c.addr, over ? ", taken over" : "");
-	if (unit_door_open(u, fd, err)) {
+	log_msg(LOG_DEBUG, "unit: holds '%s'", u->c.addr);
+	if (unit_door_open(u, fd, &err)) {
 		close(fd);
-		unit_fail(u, err);
-		return false;
-	}
-	if (u->m.begun && u->door)
+		unit_fail(u, &err);
+	} else if (u->m.begun && u->door) {
 		unit_tell_holder(u);
-	return true;
+	}
 }
 
 static void attempt(struct unit *u)
 {
-	struct ds_err hold_err, err;
-	bool taken;
-	int fd;
+	struct ds_err err;
 
-	if (hold(u, &taken, &hold_err) || u->failed)
-		return;
-	log_msg(LOG_DEBUG, "unit: %s", hold_err.text);
-	if (!taken && !u->m.begun) {
-		unit_fail(u, &hold_err);
-		return;
-	}
-	if (addr_start(&u->addr, &fd, &err)) {
+	if (unit_try(u, u->m.begun && u->seek.unanswered && !u->minor, &err)) {
 		u->seek.why = err;
-		if (err.code == DS_CONFIG)
-			unit_fail(u, &err);
 		again(u);
 		return;
 	}
-	u->seek.io.fd = fd;
-	u->seek.state = SEEK_CONNECTING;
-	if (mesh_watch(u->mesh, fd, EPOLLOUT, seek_event, u, &err))
+	u->seek.state = SEEK_TRYING;
+	if (!*u->seek.why.text)
+		err_set(&u->seek.why, DS_UNAVAILABLE, "its name is not resolved yet, or its directory is locked");
+}
+
+static void tried(struct unit *u, const struct unit_tried *r)
+{
+	struct ds_err err;
+
+	if (r->held >= 0) {
+		hold(u, r->held);
+		return;
+	}
+	log_msg(LOG_DEBUG, "unit: %s", r->why_not_held.text);
+	if (!r->taken && !u->m.begun) {
+		unit_fail(u, &r->why_not_held);
+		u->seek.state = SEEK_OFF;
+		return;
+	}
+	if (r->fd < 0) {
+		u->seek.why = r->why;
+		if (r->why.code == DS_CONFIG)
+			unit_fail(u, &r->why);
 		again(u);
+		return;
+	}
+	u->seek.io.fd = r->fd;
+	u->seek.state = SEEK_CONNECTING;
+	if (mesh_watch(u->mesh, r->fd, EPOLLOUT, seek_event, u, &err))
+		again(u);
+}
+
+void unit_tried_here(void *arg)
+{
+	struct unit *u = arg;
+	struct unit_tried r;
+
+	pthread_mutex_lock(&u->lock);
+	if (u->seek.state != SEEK_TRYING)
+		unit_try_drop(u);
+	else if (unit_try_take(u, &r))
+		tried(u, &r);
+	unit_after(u);
+	pthread_mutex_unlock(&u->lock);
 }
 
 void unit_seek_timer(struct unit *u, int64_t now)

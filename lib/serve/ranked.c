@@ -7,7 +7,6 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/version.h"
 #include "serve/ranked_impl.h"
 #include "serve/unit_options.h"
 
@@ -17,7 +16,7 @@
 
 /* ---- meeting ---- */
 
-enum { TERMS = 6 };
+enum { TERMS = 5 };
 
 static void term(struct unit_term *t, const char *name, const char *value)
 {
@@ -34,12 +33,11 @@ static int set_terms(const struct work *w, const struct work_options *o, const c
 
 	if (rc)
 		return rc;
-	term(&t[0], "version", DS_VERSION);
-	term(&t[1], "role", role);
-	term(&t[2], "model", w->model->fingerprint);
-	term(&t[3], "arith", o->arith);
-	term(&t[4], "kernels", kern_set_name(s));
-	term(&t[5], "mtp", o->mtp ? "yes" : "no");
+	term(&t[0], "role", role);
+	term(&t[1], "model", w->model->fingerprint);
+	term(&t[2], "arith", o->arith);
+	term(&t[3], "kernels", kern_set_name(s));
+	term(&t[4], "mtp", o->mtp ? "yes" : "no");
 	kern_stream_free(s);
 	return 0;
 }

@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,12 @@ import msgpack
 import unit
 
 WORLD = 4
+
+
+def request(name, ids):
+    meta = {"id": name, "sampling": {"temperature": 0.0}, "max_tokens": 2,
+            "tensors": [["tokens", "U32", ["token"], [len(ids)], 0, 4 * len(ids), None]]}
+    return (2, 0, dsf.stream_id(name), 0, meta, struct.pack(f"<{len(ids)}I", *ids))
 
 
 class Soak:
@@ -63,6 +70,16 @@ class Soak:
             out.write(data)
             out.flush()
             return unit.lines_of(out.name, "ds-decode")
+
+    def warm(self):
+        """Steps as large as steps get, on all ranks at once: memory that is touched as it is used has been used then."""
+        def large(r):
+            self.ask(r, [request(f"warm {r} {i}", [(7 * t + 13 * i) % 1000 + 3 for t in range(1000)]) for i in range(4)])
+        threads = [threading.Thread(target=large, args=(r,)) for r in range(WORLD)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
 
     def client(self, n):
         rng = random.Random(f"client {n}")
@@ -129,6 +146,7 @@ class Soak:
         for r in range(WORLD):
             while not os.path.exists(f"{self.dir}/d.{r}"):
                 time.sleep(0.05)
+        self.warm()
         clients = [threading.Thread(target=self.client, args=(n,)) for n in range(self.clients)]
         for c in clients:
             c.start()

@@ -102,7 +102,7 @@ static void test_refusals(void)
 	board_new();
 	start_rank(&s);
 	all_refused(1, 1, DS_CONFIG, "cannot listen on 'unix:/nonexistent/x'", "no such directory");
-	s.addr = "tcp:0.0.0.0:0";
+	s.addr = "tcp:0.0.0.0:4711";
 	board_new();
 	start_rank(&s);
 	all_refused(1, 1, DS_CONFIG, "is reachable from other machines", "not only this machine");
