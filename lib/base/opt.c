@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/std_fds.h"
 #include "base/version.h"
 
 int opt_verbose;
@@ -275,6 +276,7 @@ int opt_parse(const struct opt_program *p, int *argc, char ***argv, bool stop_at
 	char **operands = mem_calloc((size_t)*argc + 1, sizeof(*operands));
 	int count = 0, rc;
 
+	std_fds_hold();
 	if (!operands)
 		return err_nomem(err, (size_t)*argc * sizeof(*operands), "arguments");
 	for (size_t i = 0; i < n; i++) {

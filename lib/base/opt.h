@@ -48,7 +48,8 @@ struct opt_program {
 
 extern int opt_verbose; /* -v less -q: 0 normal, < 0 quieter */
 
-/* Parses argv; operands are left in (*argv)[0 .. *argc), argv[0] dropped.  --help, --version and --options (the table,
+/* The first thing a program does: sees to descriptors 0 to 2 (base/std_fds.h).
+ * Parses argv; operands are left in (*argv)[0 .. *argc), argv[0] dropped.  --help, --version and --options (the table,
  * one option a line: name, letter, argument, default, help, separated by tabs) print to stdout and exit 0 (74 where
  * stdout cannot be written).  Options end at "--" or the first operand when `stop_at_operand` (sub-commands), else
  * anywhere.  DS_USAGE on a bad option, with a hint "try 'ds-x --help'". */

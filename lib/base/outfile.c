@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/leftover.h"
+#include "base/std_fds.h"
 #include "base/sync.h"
 
 /* ---- what a signal must remove ---- */
@@ -92,7 +93,7 @@ static int open_path(struct outfile *o, struct ds_err *err)
 
 static int open_stdout(struct outfile *o, struct ds_err *err)
 {
-	if (fcntl(STDOUT_FILENO, F_GETFD) < 0)
+	if (std_fd_closed(STDOUT_FILENO))
 		return err_errno(err, DS_IO, "cannot write to '<stdout>'");
 	o->fd = STDOUT_FILENO;
 	return refuse_terminal(o, err);

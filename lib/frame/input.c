@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/std_fds.h"
 #include "frame/hello.h"
 
 int input_open(struct input *in, const char *path, bool force, struct ds_err *err)
@@ -18,7 +19,7 @@ int input_open(struct input *in, const char *path, bool force, struct ds_err *er
 		in->fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (in->fd < 0)
 		return err_errno(err, DS_NOINPUT, "cannot open '%s'", path);
-	if (fstat(in->fd, &st))
+	if ((standard && std_fd_closed(in->fd)) || fstat(in->fd, &st))
 		rc = err_errno(err, DS_NOINPUT, "cannot read '%s'", in->name);
 	else if (standard && isatty(in->fd) && !force)
 		rc = err_set(err, DS_USAGE, "frames do not come from a terminal: use a pipe or name a file");

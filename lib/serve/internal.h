@@ -92,7 +92,7 @@ struct stage {
 	int rc;                 /* of the run: the first error's */
 	struct ds_err err;      /* its text, "" if nothing is to be printed */
 	struct told told;
-	int64_t began, signalled, now, drain_by, accept_after;
+	int64_t began, now, drain_by, accept_after;
 	struct source *sources;
 	size_t source_count;
 	uint64_t accepted;
@@ -118,7 +118,7 @@ struct stage {
 /* stage.c */
 void stage_fail(struct stage *st, const struct ds_err *why);   /* notes the first error; the run goes on */
 void stage_abort(struct stage *st, const struct ds_err *why);  /* notes it and ends the run */
-void stage_drain(struct stage *st);
+void stage_drain(struct stage *st, int64_t since_ns);
 void send_error(struct stage *st, struct sink *to, uint64_t stream, const char *id, bool retryable,
 	const struct ds_err *why);
 
@@ -180,10 +180,15 @@ void sink_note(struct stage *st, struct sink *s, const struct ds_err *why); /* w
 void sink_end(struct stage *st, struct sink *s);
 
 /* signals.c */
-int signals_service(struct ds_err *err);
+enum { SIGNAL_AGAIN = 100 };           /* a second one that is to end us */
+/* A process that has not come to signals_done drain_ns and a bit after the first signal ends with one line on stderr
+ * and DS_TEMP; likewise soon after a second signal. */
+int signals_service(int64_t drain_ns, struct ds_err *err);
 void signals_done(void);
 int signals_fd(void);
 int signals_next(void);                /* a signal's number, 0: none */
+int64_t signals_since(void);           /* when the first one that is to end us came */
+void signals_last(int64_t ns);         /* instead of the time to drain: so long from now */
 void notify_ready(int64_t ready_fd);
 void notify_stopping(void);
 

@@ -144,13 +144,12 @@ static void on_signals(struct stage *st)
 	for (int sig = signals_next(); sig; sig = signals_next()) {
 		if (sig == SIGUSR1) {
 			print_state(st);
-		} else if (st->signalled && st->now - st->signalled > TWICE_NS) {
+		} else if (sig == SIGNAL_AGAIN) {
 			err_set(&why, DS_TEMP, "stopped by a second signal, %zu connections were open",
 				st->source_count);
 			stage_abort(st, &why);
 		} else {
-			st->signalled = st->signalled ? st->signalled : st->now;
-			stage_drain(st); /* may have begun with the loss of our peer */
+			stage_drain(st, signals_since()); /* may have begun with the loss of our peer */
 		}
 	}
 }
@@ -319,6 +318,7 @@ static void cut(struct stage *st)
 			source_cut(src, &why);
 	st->cut = true;
 	st->drain_by = st->now + LINGER_NS;
+	signals_last(LINGER_NS);
 }
 
 /* A service ends when it drains and the last connection has closed, or when the time for that is over. */

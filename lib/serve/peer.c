@@ -213,7 +213,7 @@ void peer_lost(struct stage *st, const struct ds_err *why)
 		source_end(src, false); /* the program drops its work; a service goes on reading, to refuse */
 	}
 	if (st->service)
-		stage_drain(st);
+		stage_drain(st, st->now);
 	else if (!st->sources)
 		st->stop = true;
 }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/std_fds.h"
 #include "base/time.h"
 #include "frame/messages.h"
 #include "serve/internal.h"
@@ -188,12 +189,12 @@ int stage_write(struct source *src, const void *p, size_t n)
 	return 0;
 }
 
-void stage_drain(struct stage *st)
+void stage_drain(struct stage *st, int64_t since_ns)
 {
 	if (st->draining)
 		return;
 	st->draining = st->drain_news = true;
-	st->drain_by = st->now + st->cfg->opt.drain_ns;
+	st->drain_by = since_ns + st->cfg->opt.drain_ns;
 	log_msg(LOG_INFO, "draining");
 	notify_stopping();
 	addr_unlisten(&st->listen_addr, st->listen_fd);
@@ -234,7 +235,7 @@ static int open_input(struct stage *st, struct ds_err *err)
 		return 0;
 	if (!path || strcmp(path, "-") == 0) {
 		path = "<stdin>";
-		if (fcntl(fd, F_GETFD) < 0)
+		if (std_fd_closed(fd))
 			return err_errno(err, DS_NOINPUT, "cannot read '<stdin>'");
 		if (!st->cfg->raw_input && !st->cfg->opt.force && isatty(fd))
 			return err_set(err, DS_USAGE, "frames do not come from a terminal: use a pipe or -i FILE");
@@ -288,7 +289,8 @@ static int open_all(struct stage *st, struct ds_err *err)
 	if (!rc)
 		rc = st->ops->aside ? st->ops->aside(st->cfg->ctx, open_streams, st, err) : open_streams(st, err);
 	if (!rc && st->service)
-		rc = signals_service(err); /* before the address is there: who sees it may send a signal */
+		/* before the address is there: who sees it may send a signal */
+		rc = signals_service(st->cfg->opt.drain_ns, err);
 	if (!rc && st->cfg->opt.listen)
 		rc = open_listener(st, err);
 	if (!rc && st->cfg->raw_input && !st->connect)

@@ -143,6 +143,109 @@ assert worst < took / 5, (worst, took)'
 	wait "${RANKS[2]}"
 }
 
+# ---- signals in the middle of a step ----
+
+# ask_long: a client of rank 0, $CLIENT, that is answered into the file `answer` for long.
+ask_long() {
+	rm -f answer
+	background sh -c 'echo "1 + 1" | exec ds-token -m "$DS_MODEL" encode --ignore-eos --max-tokens 4000 -c unix:d.0 >answer'
+	CLIENT=$BG
+}
+
+# answered BYTES
+answered() {
+	until [ -e answer ] && [ "$(wc -c <answer)" -gt "$1" ]; do
+		sleep 0.05
+	done
+}
+
+# signalled SIGNAL MS: rank 0 ends with 75 within that time, its client is told that it has gone.
+signalled() {
+	local got=0 began took
+	began=$(date +%s%N)
+	kill "-$1" "${PIDS[0]}"
+	wait "${RANKS[0]}" || got=$?
+	took=$((($(date +%s%N) - began) / 1000000))
+	echo "rank 0: $got after $took ms" >&2
+	[ "$got" -eq 75 ]
+	[ "$took" -lt "$2" ]
+	got=0
+	wait "$CLIENT" || got=$?
+	[ "$got" -eq 69 ]
+}
+
+# go_on: the stopped rank 1 serves without rank 0.
+go_on() {
+	kill -CONT "${PIDS[1]}"
+	echo '1 + 1' | timeout 20 ds-token -m "$DS_MODEL" encode --max-tokens 3 -c unix:d.1 | ds-token -m "$DS_MODEL" decode
+	kill -TERM "${PIDS[1]}"
+	wait "${RANKS[1]}"
+}
+
+# The fault: signals were seen to between steps only, and a step waits for the rank that is stopped.
+@test "a rank that waits for one that is stopped ends seconds after --drain-timeout" {
+	local signal
+	for signal in TERM INT; do
+		serve_unit 2 --peer-timeout 50s --drain-timeout 1s --dump final --dump-to dump.%r
+		ask_long
+		answered 5000
+		compgen -G 'dump.0*.tmp'
+		kill -STOP "${PIDS[1]}"
+		sleep 0.2
+		signalled "$signal" 10000
+		[ "$(tail -n 1 said.0)" = 'ds-decode: stopped: a step did not end within --drain-timeout' ]
+		run ! compgen -G 'dump.0*' # what is not complete goes
+		go_on
+		rm dump.1
+	done
+}
+
+@test "a second signal ends a rank that waits for one that is stopped; twins are one signal" {
+	serve_unit 2 --peer-timeout 50s --drain-timeout 50s --log-format json
+	ask_long
+	answered 5000
+	kill -STOP "${PIDS[1]}"
+	kill -TERM "${PIDS[0]}"
+	kill -INT "${PIDS[0]}"
+	sleep 2
+	kill -0 "${PIDS[0]}"
+	signalled INT 8000
+	tail -n 1 said.0 | jq -e '.level == "error" and .message == "stopped by a second signal, in the middle of a step"'
+	go_on
+}
+
+@test "draining where every step takes seconds ends seconds after --drain-timeout" {
+	serve_unit 2 --link-delay 3s --drain-timeout 1s --micro-batches 1 --peer-timeout 50s
+	ask_long
+	answered 0 # a hello
+	sleep 1
+	signalled TERM 10000
+	[ "$(tail -n 1 said.0)" = 'ds-decode: stopped: a step did not end within --drain-timeout' ]
+	kill -KILL "${PIDS[1]}"
+}
+
+@test "a rank that is a filter dies of a signal at once, wherever it is" {
+	local r status=0
+	echo '1 + 1' | ds-token -m "$DS_MODEL" encode --ignore-eos --max-tokens 4000 >long
+	for r in 0 1; do
+		background ds-decode -m "$DS_MODEL" -j 1 --unit unix:u --rank "$r" --world 2 --peer-timeout 50s -i long -o out.%r
+		RANKS[r]=$BG
+	done
+	until compgen -G 'out.0*' && compgen -G 'out.1*'; do
+		sleep 0.05
+	done
+	for r in 0 1; do
+		PIDS[r]=$(pgrep -P "${RANKS[r]}" ds-decode)
+	done
+	kill -STOP "${PIDS[1]}"
+	sleep 0.2
+	kill -TERM "${PIDS[0]}"
+	wait "${RANKS[0]}" || status=$?
+	[ "$status" -eq 143 ]
+	run ! compgen -G 'out.0*'
+	kill -KILL "${PIDS[1]}"
+}
+
 # ---- loads and plans ----
 
 @test "load frames count every token of every expert, once; over all ranks as many as were computed" {
