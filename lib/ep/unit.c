@@ -196,8 +196,8 @@ static void tell_absent(const struct unit *u)
 	if (ranks_count(&absent) == 0)
 		return;
 	meet_names(&absent, names, sizeof(names));
-	log_msg(LOG_WARN, "unit: %s came to '%s' but could not be connected to; %zu rank%s begin%s", names, u->c.addr, n,
-		plural(n), n == 1 ? "s" : "");
+	log_msg(LOG_WARN, "unit: %s came to '%s' but could not be connected to; %zu rank%s begin%s", names, u->c.addr,
+		n, plural(n), n == 1 ? "s" : "");
 }
 
 static int meet(struct unit *u, struct ds_err *err)

@@ -546,7 +546,7 @@ static void test_name_twice(void)
 	uint64_t code = 0;
 
 	chain_start(&c);
-	ask(&c.a, 1, 50000, 0);
+	ask(&c.a, 1, 10000, 0);
 	listen_to(&c.a, FRAME_TOKEN, count, NULL);
 	ask(&c.a, 1, 3, 0);
 	tap_ok(listen_to(&c.a, FRAME_ERROR, count, &code) == 0 && code == DS_DATA && count[FRAME_DONE] == 0,
