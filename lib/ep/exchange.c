@@ -305,15 +305,25 @@ static int await(struct ep *ep, size_t lane, enum slot_kind kind, uint64_t seq, 
 	return rc;
 }
 
-/* A message's tables, checked: NULL where they make no sense. */
-static const uint32_t *tables(const struct ep *ep, const struct exchange *x, const void *message, size_t bytes)
+/* A message of this rank makes no sense, err says which: the step is broken off, and goes on without it. */
+static int blame(struct ep *ep, size_t rank, struct ds_err *err)
+{
+	int rc = unit_blame(ep->unit, rank, err);
+
+	ep->broken |= rc == EP_BROKEN;
+	return rc;
+}
+
+/* A message's tables, checked: NULL where they make no sense.  most: rows that its sender has voted for. */
+static const uint32_t *tables(const struct ep *ep, const struct exchange *x, size_t most, const void *message,
+	size_t bytes)
 {
 	const uint32_t *head = message;
 	const struct ep_shape *s = &ep->c.shape;
 	size_t me = ep->c.unit.rank, experts = x->place->first[me + 1] - x->place->first[me];
 	uint64_t pairs = 0;
 
-	if (bytes < rows_at(0, 0) || head[0] > ep->c.tokens || head[1] > ep->c.tokens * s->top_k ||
+	if (bytes < rows_at(0, 0) || head[0] > most || head[1] > ep->c.tokens * s->top_k ||
 	    bytes != rows_at(head[0], head[1]) + head[0] * x->row_bytes)
 		return NULL;
 	for (size_t i = 0; i < head[0]; i++)
@@ -332,10 +342,12 @@ static int count_pairs(struct ep *ep, struct exchange *x, size_t lane, size_t r,
 	int64_t when;
 	size_t bytes;
 	const void *message = transport_message(unit_transport(ep->unit), r, SLOT_DISPATCH, lane, &bytes, &when);
-	const uint32_t *head = tables(ep, x, message, bytes);
+	const uint32_t *head = tables(ep, x, rows_of(ep, r, lane, x->round), message, bytes);
 
-	if (!head)
-		return err_set(err, DS_PROTO, "rank %zu sent a dispatch of %zu bytes that makes no sense", r, bytes);
+	if (!head) {
+		err_set(err, DS_PROTO, "it sent a dispatch of %zu bytes that makes no sense", bytes);
+		return blame(ep, r, err);
+	}
 	for (size_t i = 0; i < head[1]; i++)
 		x->first[head[2 + head[0] + i] + 2]++;
 	x->pairs_from[r] = head[1];
@@ -381,16 +393,18 @@ int ep_arrive(struct ep *ep, size_t lane, struct ep_arrived *a, struct ds_err *e
 	x->pairs = 0;
 	for (size_t r = ranks_next(&x->active, 0); !rc && r < EP_MAX_WORLD; r = ranks_next(&x->active, r + 1))
 		rc = count_pairs(ep, x, lane, r, err);
+	if (rc)
+		return rc;
 	for (size_t i = 2; i < a->experts + 2; i++)
 		x->first[i] += x->first[i - 1];
-	for (size_t r = ranks_next(&x->active, 0); !rc && r < EP_MAX_WORLD; r = ranks_next(&x->active, r + 1))
+	for (size_t r = ranks_next(&x->active, 0); r < EP_MAX_WORLD; r = ranks_next(&x->active, r + 1))
 		row = list_pairs(ep, x, lane, r, row);
 	for (size_t i = 0; i < a->experts; i++)
 		load_received(ep->load, x->layer, a->logical[i], a->first[i + 1] - a->first[i]);
 	a->rows = row;
 	a->pairs = x->pairs;
 	x->state = LANE_ARRIVED;
-	return rc;
+	return 0;
 }
 
 /* ---- combine ---- */
@@ -429,9 +443,11 @@ static int list_outputs(struct ep *ep, struct exchange *x, size_t lane, struct d
 
 		x->message[r] = (unsigned char *)(uintptr_t)transport_message(unit_transport(ep->unit), r,
 			SLOT_COMBINE, lane, &bytes, &when);
-		if (bytes != x->pairs_to[r] * ep->c.shape.out_bytes)
-			return err_set(err, DS_PROTO, "rank %zu returned %zu bytes for %u outputs of %zu", r, bytes,
-				x->pairs_to[r], ep->c.shape.out_bytes);
+		if (bytes != x->pairs_to[r] * ep->c.shape.out_bytes) {
+			err_set(err, DS_PROTO, "it returned %zu bytes for %u outputs of %zu", bytes, x->pairs_to[r],
+				ep->c.shape.out_bytes);
+			return blame(ep, r, err);
+		}
 	}
 	for (size_t i = 0; i < n; i++)
 		x->out[i] = rank_of(x, i, &rank) ? x->message[rank] + x->index[i] * ep->c.shape.out_bytes : NULL;

@@ -158,6 +158,8 @@ static void conn_gone(struct conn *c, int error)
 
 	if (!error || error == ECONNRESET || error == EPIPE) {
 		err_set(&err, DS_UNAVAILABLE, "connection closed");
+	} else if (error == EMFILE) {
+		err_set(&err, DS_OS, "no descriptor is left for what it sent; raise ulimit -n");
 	} else {
 		errno = error;
 		err_errno(&err, DS_UNAVAILABLE, "connection failed");
@@ -277,6 +279,10 @@ static ssize_t conn_receive_head(struct conn *c)
 	n = recvmsg(c->fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (n > 0)
 		conn_take_fds(c, &m);
+	if (n > 0 && m.msg_flags & MSG_CTRUNC && c->fd_count < MESH_MOST_FDS) { /* there was room for more of them */
+		errno = EMFILE;
+		return -1;
+	}
 	return n;
 }
 

@@ -20,10 +20,11 @@
 struct unit;
 
 enum unit_kind { UNIT_NONE, UNIT_MAIN, UNIT_MTP }; /* a step of nothing, of the main model, of the MTP layer */
+enum { UNIT_MOST_ROWS = 1 << 21 }; /* of a micro-batch */
 
 struct unit_vote {
 	enum unit_kind kind;        /* that this rank wants; UNIT_NONE: none of its own */
-	uint32_t rows[EP_LANES];    /* of each micro-batch */
+	uint32_t rows[EP_LANES];    /* of each micro-batch, at most UNIT_MOST_ROWS (else DS_BUG) */
 	bool ended;                 /* this rank's input has ended, and all of it is answered */
 };
 
@@ -80,6 +81,10 @@ void unit_close(struct unit *u);
 /* A vote: blocks until all members have voted.  Losses, plans and newcomers are seen to here.  0 or DS_OS...: never
  * EP_BROKEN. */
 int unit_vote(struct unit *u, const struct unit_vote *mine, struct unit_round *round, struct ds_err *err);
+
+/* A message of this epoch's transport makes no sense; err: why, as what follows "rank 2: " ("it sent ...").  The sender
+ * is lost when this returns EP_BROKEN: another epoch follows, in any case.  DS_BUG: it is this rank's own; DS_OS. */
+int unit_blame(struct unit *u, size_t rank, struct ds_err *err);
 
 /* True where nothing asks this rank to vote: then it may sleep until unit_bell_fd is readable (transport_park). */
 bool unit_park(struct unit *u, bool on);

@@ -254,7 +254,7 @@ static bool in_world(const struct unit *u, const struct ranks *s)
 
 static void newcomer_in(struct unit *u, size_t from, const struct msg_newcomer *msg)
 {
-	if (!in_world(u, &msg->connected))
+	if (!in_world(u, &msg->connected) || unit_epoch_far(u->m.now.epoch, msg->floor))
 		return;
 	u->peer[from].said = *msg;
 	member_newcomer(&u->m, from, msg->floor);
@@ -355,6 +355,8 @@ static void on_lost(void *ctx, size_t from, const struct ds_err *why)
 	if (!u->closing && !u->peer[from].finished && !u->peer[from].left) /* who has left, or is left, is not missed */
 		log_msg(LOG_INFO, "unit: rank %zu: %s", from, why->text);
 	snprintf(u->peer[from].why, sizeof(u->peer[from].why), "%.90s", why->text);
+	if (why->code == DS_PROTO)
+		unit_distrust(u, from);
 	unit_lose(u, from);
 	unit_after(u);
 	pthread_mutex_unlock(&u->lock);
@@ -434,13 +436,16 @@ void unit_tell_changes(struct unit *u, int64_t took_ns)
 {
 	struct ranks back = ranks_both(&u->gone, &u->come);
 	struct ranks gone = ranks_minus(&u->gone, &back), come = ranks_minus(&u->come, &back);
+	struct ranks again = ranks_minus(&back, &u->m.now.ranks);
 	size_t n = ranks_count(&u->m.now.ranks);
 	struct buf b = { 0 };
 	char why[110];
 
 	say(&b, &gone, "gone", why_gone(u, &gone, why, sizeof(why)));
 	say(&b, &u->gone_quietly, "left", "");
+	back = ranks_minus(&back, &again);
 	say(&b, &back, "gone and come back", "");
+	say(&b, &again, "come and gone again", why_gone(u, &again, why, sizeof(why)));
 	say(&b, &come, "come", "");
 	if (b.len && !b.nomem)
 		log_msg(LOG_WARN, "unit: %s; %zu rank%s go%s on, epoch %llu, %.1f ms", (const char *)b.p, n, plural(n),

@@ -43,6 +43,8 @@ struct unit_peer {
 	bool left;                  /* it said so */
 	char why[100];              /* this rank lost it; empty: others did */
 	bool finished;              /* it has seen that the unit is over, and waits until all have */
+	uint64_t bad;               /* the incarnation that sent what makes no sense, where bad_while_ns */
+	int64_t bad_while_ns, bad_until_ns; /* how long it is not dealt with, and until when */
 	int connecting;             /* the socket on which this rank connects to it; -1: none */
 };
 
@@ -126,6 +128,10 @@ struct unit {
 	struct ranks began;         /* who had come when it began; empty: this rank joined one that ran */
 };
 
+/* More epochs, or plans (of which an id has the number above 32 bits), than can have been since: it makes no sense. */
+static inline bool unit_epoch_far(uint64_t now, uint64_t epoch) { return epoch > now && epoch - now > UINT32_MAX; }
+static inline bool unit_plan_far(uint64_t known, uint64_t id) { return id > known && (id - known) >> 32 > 1 << 20; }
+
 /* ---- unit_change.c: the agreement's effects ---- */
 extern const struct member_ops unit_member_ops;
 extern const struct mesh_ops unit_mesh_ops;
@@ -138,6 +144,10 @@ void unit_timers(struct unit *u);
 void unit_expect(struct unit *u);
 void unit_tell_holder(struct unit *u); /* to the members: this rank holds the address */
 void unit_tell_changes(struct unit *u, int64_t took_ns);
+
+/* ---- unit_blame.c: who sends what makes no sense ---- */
+void unit_distrust(struct unit *u, size_t who);     /* it did so, and is lost */
+bool unit_distrusts(const struct unit *u, const struct meet_entry *e); /* this process is not to be dealt with yet */
 
 /* ---- unit_door.c: at the unit's address ---- */
 int unit_door_open(struct unit *u, int fd, struct ds_err *err);

@@ -71,8 +71,8 @@ static void guest_judge(struct unit *u, struct unit_guest *g)
 			welcome(u, g);
 		else
 			guest_remove(u, g, false);
-	} else if (u->m.newcomer || !u->m.begun) {
-		guest_remove(u, g, false); /* this rank is none that takes others in */
+	} else if (u->m.newcomer || !u->m.begun || unit_distrusts(u, &i->from)) {
+		guest_remove(u, g, false); /* this rank is none that takes others in, or not this one */
 	} else {
 		if (ranks_has(&u->m.connected, r) || ranks_has(&u->m.want.ranks, r))
 			unit_lose(u, r); /* that was another process, or another attempt */
@@ -299,6 +299,11 @@ static void begin(struct unit *u)
 
 static void join(struct unit *u, const struct meet_table *t)
 {
+	for (size_t i = 0; i < t->count; i++)
+		if (unit_distrusts(u, &t->entry[i])) {
+			u->excluded = true; /* later */
+			return;
+		}
 	member_apply(&u->m);
 	for (size_t i = 0; i < t->count; i++) {
 		if (t->entry[i].rank == u->c.rank) { /* it is thought to be there still */
@@ -335,6 +340,10 @@ void unit_more_members(struct unit *u, const struct meet_table *t)
 
 		if (r == u->c.rank || ranks_has(&u->m.connected, r) || u->peer[r].connecting >= 0)
 			continue;
+		if (unit_distrusts(u, &t->entry[i])) {
+			not_connected(u, r);
+			return;
+		}
 		u->peer[r].entry = t->entry[i];
 		if (!connect_to(u, r))
 			return;

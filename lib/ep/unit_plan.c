@@ -197,7 +197,7 @@ void unit_plan_in(struct unit *u, size_t from, const void *data, size_t n)
 
 	(void)from;
 	if (n < sizeof(*msg) || msg->total > MOST_BYTES || msg->offset > msg->total ||
-		n - sizeof(*msg) > msg->total - msg->offset || msg->id == 0)
+		n - sizeof(*msg) > msg->total - msg->offset || msg->id == 0 || unit_plan_far(u->known, msg->id))
 		return;
 	p = find(u, msg->id);
 	if (!p && msg->offset == 0 && (u->m.newcomer || msg->id > u->m.now.plan))

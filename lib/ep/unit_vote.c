@@ -108,8 +108,42 @@ static void fill(struct unit *u, const struct unit_vote *mine, struct unit_ballo
 	pthread_mutex_unlock(&u->lock);
 }
 
-/* All members' ballots into u->ballots.  0 or EP_BROKEN. */
-static int exchange(struct unit *u, const struct ranks *members)
+static bool ballot_ok(const struct unit *u, const struct unit_ballot *b)
+{
+	bool ok = b->kind <= UNIT_MTP && b->ended <= 1;
+
+	for (size_t l = 0; l < EP_LANES; l++)
+		ok = ok && b->rows[l] <= UNIT_MOST_ROWS;
+	return ok && !unit_epoch_far(u->epoch, b->floor) && !unit_plan_far(u->known, b->prepared);
+}
+
+/* What came; 0, or as unit_blame where one makes no sense: others may have had another one of that rank, and conclude
+ * something else. */
+static int take_ballots(struct unit *u, const struct ranks *others, size_t lane, struct ds_err *err)
+{
+	for (size_t r = ranks_next(others, 0); r < u->c.world; r = ranks_next(others, r + 1)) {
+		struct unit_ballot *b = &u->ballots[r];
+		int64_t when;
+		size_t n;
+		const void *p = transport_message(u->transport, r, SLOT_VOTE, lane, &n, &when);
+		bool ok = n == sizeof(*b);
+
+		if (ok) {
+			memcpy(b, p, n);
+			pthread_mutex_lock(&u->lock);
+			ok = ballot_ok(u, b);
+			pthread_mutex_unlock(&u->lock);
+		}
+		if (!ok) {
+			err_set(err, DS_PROTO, "it sent a ballot of %zu bytes that makes no sense", n);
+			return unit_blame(u, r, err);
+		}
+	}
+	return 0;
+}
+
+/* All members' ballots into u->ballots.  0 or EP_BROKEN; DS_OS. */
+static int exchange(struct unit *u, const struct ranks *members, struct ds_err *err)
 {
 	size_t lane = u->turn++ % EP_LANES;
 	uint64_t seq = unit_seq(u, SLOT_VOTE, lane);
@@ -125,17 +159,7 @@ static int exchange(struct unit *u, const struct ranks *members)
 		return 0;
 	if (transport_wait(u->transport, SLOT_VOTE, lane, seq, &others))
 		return EP_BROKEN;
-	for (size_t r = ranks_next(&others, 0); r < u->c.world; r = ranks_next(&others, r + 1)) {
-		int64_t when;
-		size_t n;
-		const void *p = transport_message(u->transport, r, SLOT_VOTE, lane, &n, &when);
-
-		if (n == sizeof(struct unit_ballot))
-			memcpy(&u->ballots[r], p, n);
-		else
-			memset(&u->ballots[r], 0, sizeof(struct unit_ballot));
-	}
-	return 0;
+	return take_ballots(u, &others, lane, err);
 }
 
 /* ---- what follows from it ---- */
@@ -240,13 +264,16 @@ int unit_vote(struct unit *u, const struct unit_vote *mine, struct unit_round *r
 	int64_t begun;
 	int rc;
 
+	for (size_t l = 0; l < EP_LANES; l++)
+		if (mine->rows[l] > UNIT_MOST_ROWS)
+			return err_set(err, DS_BUG, "a vote for %u rows", mine->rows[l]);
 	do {
 		rc = settle(u, err);
 		if (rc)
 			return rc;
 		members = u->placed_ranks;
 		fill(u, mine, &u->ballots[u->c.rank]);
-		rc = exchange(u, &members);
+		rc = exchange(u, &members, err);
 		if (!rc)
 			rc = decide(u, &members, round, &plan);
 	} while (rc == EP_BROKEN);

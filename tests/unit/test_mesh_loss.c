@@ -1,6 +1,7 @@
 /* The mesh: who is alive, who is lost and when that is known; peers that send nonsense. */
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "base/mem.h"
@@ -239,6 +240,40 @@ static void test_nonsense(void)
 	tap_is_int((long long)open_fds(), (long long)before, "and leave no descriptor");
 }
 
+/* Descriptors that this process has no room for are not the sender's fault. */
+static void test_no_descriptors(void)
+{
+	struct rlimit all, few;
+	int fd[2], first, last;
+	struct heard h;
+	struct mesh *m = start(&h, 0, 60000 * MS);
+	uint8_t head[HEAD];
+
+	getrlimit(RLIMIT_NOFILE, &all);
+	few = all;
+	few.rlim_cur = 64;
+	for (int left = 0; left < 2; left++) {
+		join(fd, false);
+		mesh_add(m, 1, fd[0]);
+		head_of(head, 1, 2, 0);
+		setrlimit(RLIMIT_NOFILE, &few);
+		first = last = dup(1);
+		for (int more = first; more >= 0; more = dup(1))
+			last = more;
+		for (int i = 0; i < left; i++)
+			close(last--);
+		send_raw(fd[1], head, HEAD, 2);
+		tap_ok(await(&h, &h.lost, (size_t)left + 1) && h.why.code == DS_OS &&
+			!strcmp(h.why.text, "no descriptor is left for what it sent; raise ulimit -n"),
+			"%d descriptors left for two: %s", left, h.why.text);
+		while (last >= first)
+			close(last--);
+		setrlimit(RLIMIT_NOFILE, &all);
+		close(fd[1]);
+	}
+	mesh_free(m);
+}
+
 int main(void)
 {
 	test_own_stop();
@@ -247,6 +282,7 @@ int main(void)
 		test_gone(tcp);
 	}
 	test_quiet();
+	test_no_descriptors();
 	test_nonsense();
 	return tap_done();
 }
