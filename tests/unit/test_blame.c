@@ -46,6 +46,15 @@ static bool due(void)
 	return trial->until_ns || (now_at == SPOILT && !spoilt);
 }
 
+/* Outputs that nobody has rows for are looked at by nobody. */
+static bool looked_at(const struct ep *ep, size_t lane)
+{
+	for (size_t r = 0; r < WORLD; r++)
+		if (r != BAD && (trial->to >> r & 1) && ranks_has(&ep->step.members, r) && !ep->step.rows[r][lane])
+			return false;
+	return true;
+}
+
 /* What was to leave for these ranks is written over, or another message sent. */
 static bool spoil(struct ep *ep, enum slot_kind kind, size_t lane)
 {
@@ -55,7 +64,7 @@ static bool spoil(struct ep *ep, enum slot_kind kind, size_t lane)
 	uint64_t seq;
 
 	if (ranks_count(&ep->step.members) == 1 || !due() || kind != (outputs ? SLOT_COMBINE : SLOT_DISPATCH) ||
-		trial->what >= BALLOT_SHORT)
+		trial->what >= BALLOT_SHORT || (outputs && !looked_at(ep, lane)))
 		return false;
 	spoilt++;
 	seq = kind == SLOT_COMBINE ? unit_seq(u, kind, lane) : 0;
