@@ -9,6 +9,7 @@ meanwhile.  Rank 0 is never harmed: its memory is read every ten seconds, and at
 but for a tenth.
 """
 import collections
+import contextlib
 import os
 import random
 import signal
@@ -122,6 +123,8 @@ class Soak:
             if what == "drain" and code not in (0, 75):
                 self.bad.append(f"rank {r} drained: exit {code}")
             time.sleep(self.rng.random() * 2)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self.dir}/d.{r}") # of the one that was killed: where there is one it is the new one's
             self.start(r)
             while not os.path.exists(f"{self.dir}/d.{r}") and self.child[r].poll() is None:
                 time.sleep(0.05)
