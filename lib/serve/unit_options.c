@@ -92,10 +92,13 @@ int unit_options_settle(struct unit_options *o, const struct opt_program *p, str
 	o->alone = io->input && strcmp(io->input, "none") == 0;
 	o->peer_timeout_ns = opt_given(p, "peer-timeout") || (peer && *peer) ? io->peer_ns : RANK_TIMEOUT_NS;
 	if ((rc = rank_find(&o->rank, rank_getenv, &o->me, err)) || (rc = check_said(o, err)) ||
-	    (rc = check(o, p, io, err)) || (rc = personal_names(&o->me, io, more, n, err)))
+	    (rc = check(o, p, io, err)))
 		return rc;
 	if (o->alone)
 		io->output = io->connect = NULL; /* given because all ranks are given the same */
+	rc = personal_names(&o->me, io, more, n, err);
+	if (rc)
+		return rc;
 	log_msg(LOG_INFO, "rank %zu of %zu by %s, local rank %zu", o->me.rank, o->me.world, o->me.from, o->me.local);
 	return 0;
 }

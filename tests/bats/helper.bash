@@ -114,7 +114,7 @@ aligned() {
 background() {
 	BG_COUNT=$((${BG_COUNT:-0} + 1))
 	BG_ERR=$BATS_TEST_TMPDIR/bg.$BG_COUNT.err
-	timeout --foreground -k 5 "$LIMIT" "$@" 2>"$BG_ERR" 3>&- &
+	timeout --foreground -k 30 "$LIMIT" "$@" 2>"$BG_ERR" 3>&- & # -k: also after a signal that it passes on
 	BG=$!
 	BG_ALL="${BG_ALL:-} $BG"
 }
