@@ -133,6 +133,19 @@ assert {"DISPATCH", "COMBINE", "MLP", "ATTN-0"} <= names, names
 	[ ! -e out.0 ]
 }
 
+@test "ranks that meet at a unix socket share the CPUs, where nobody has bound them to some" {
+	local cpus want first
+	cpus=$(nproc)
+	want=$cpus
+	[ "$cpus" -lt "$(getconf _NPROCESSORS_ONLN)" ] || want=$((cpus > 2 ? cpus / 2 : 1))
+	background ds-decode -v -m "$DS_MODEL" --unit unix:u --rank 0 --world 2 --input none
+	first=$BG
+	limited ds-decode -v -m "$DS_MODEL" --unit unix:u --rank 1 --world 2 --input none 2>said
+	wait "$first"
+	grep -Eq "kernels [a-z0-9]+, $want threads?," said
+	grep -Eq "kernels [a-z0-9]+, $want threads?," "$BG_ERR"
+}
+
 @test "a rank that does not come is named after --unit-timeout" {
 	local began first
 	began=$(date +%s)
