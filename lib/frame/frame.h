@@ -109,6 +109,24 @@ bool frame_reader_cut(const struct frame_reader *r);   /* failed: the input ende
 void frame_reader_polled(struct frame_reader *r, bool on);
 uint64_t frame_reader_bytes(const struct frame_reader *r); /* read so far: tells a silent peer from a slow one */
 
+/* On a unix socket: descriptors that come with frames (SCM_RIGHTS) are kept, at most FRAME_FDS at a time, until
+ * they are taken, oldest first, or the reader ends; without this they are lost.  -1: there is none. */
+enum { FRAME_FDS = 16 };
+void frame_reader_fds(struct frame_reader *r, bool on);
+int frame_reader_take_fd(struct frame_reader *r);
+
+/* ---- in memory ---- */
+
+struct frame_parser; /* memory for the meta of one frame at a time */
+int frame_parser_new(struct frame_parser **p, struct ds_err *err);
+void frame_parser_free(struct frame_parser *p);
+/* Bytes of the head, the meta and the bin header of the frame whose head these are; 0: no frame begins so. */
+size_t frame_front_bytes(const uint8_t head[FRAME_HEAD_BYTES]);
+/* A frame of which at least the front is in bytes [n]; f is valid until the next call, and points into bytes.  data is
+ * NULL where n ends before the payload does; it is not decompressed, FRAME_ZSTD stays set in flags.  The number of the
+ * frame is whatever it says.  DS_DATA, DS_PROTO. */
+int frame_parse(struct frame_parser *p, const uint8_t *bytes, size_t n, struct frame *f, struct ds_err *err);
+
 /* ---- writing ---- */
 
 struct frame_writer;
@@ -124,6 +142,19 @@ int frame_write(struct frame_writer *w, unsigned type, unsigned flags, uint64_t 
 	const struct iovec *iov, int n, bool hash, struct ds_err *err);
 /* Forwards a frame as it came (meta_raw and data kept, numbered anew). */
 int frame_forward(struct frame_writer *w, const struct frame *f, struct ds_err *err);
+/* The same with data_len bytes of a file from `offset` on as payload, which the kernel sends, and as of another stream.
+ * flags: as on the wire.  For descriptors that block (SO_SNDTIMEO: DS_TEMP where nothing is taken for so long). */
+int frame_forward_file(struct frame_writer *w, const struct frame *f, unsigned flags, uint64_t stream, int fd,
+	uint64_t offset, struct ds_err *err);
+/* A frame without payload with which `fd` is passed to who reads this unix socket, which blocks. */
+int frame_write_fd(struct frame_writer *w, unsigned type, uint64_t stream, const struct meta_builder *meta, int fd,
+	struct ds_err *err);
+/* Makes the front of a frame without writing it: the frame is front [n], then the payload, then `pad` zeros.  The
+ * front is the writer's, until its next call.  The writer counts nothing and needs no descriptor (fd -1). */
+struct frame_front { const uint8_t *p; size_t n, pad; };
+int frame_encode(struct frame_writer *w, unsigned type, unsigned flags, uint64_t stream, uint64_t seq,
+	const struct meta_builder *meta, const struct iovec *iov, int n, bool hash, struct frame_front *front,
+	struct ds_err *err);
 /* The END frame with its counts; nothing may follow. */
 int frame_write_end(struct frame_writer *w, struct ds_err *err);
 /* Bytes outside any frame, for programs whose output is text; never mixed with frames. */

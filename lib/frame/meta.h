@@ -29,6 +29,7 @@ enum meta_result meta_uint(struct meta m, const char *key, uint64_t *v);
 enum meta_result meta_real(struct meta m, const char *key, double *v);  /* floats and integers */
 enum meta_result meta_bool(struct meta m, const char *key, bool *v);
 enum meta_result meta_str(struct meta m, const char *key, const char **s, size_t *n); /* not NUL-terminated */
+enum meta_result meta_bin(struct meta m, const char *key, const uint8_t **p, size_t *n);
 /* Copied; too long or with NUL: META_TYPE. */
 enum meta_result meta_cstr(struct meta m, const char *key, char *dst, size_t cap);
 enum meta_result meta_map(struct meta m, const char *key, struct meta *v);
@@ -73,6 +74,7 @@ void meta_put_bool(struct meta_builder *b, const char *key, bool v);
 void meta_put_nil(struct meta_builder *b, const char *key);
 void meta_put_str(struct meta_builder *b, const char *key, const char *s, size_t n);
 void meta_put_cstr(struct meta_builder *b, const char *key, const char *s);
+void meta_put_bin(struct meta_builder *b, const char *key, const void *p, size_t n);
 /* Nested values: key is NULL inside an array (also for meta_put_* above); sizes are counted by the builder. */
 void meta_put_map(struct meta_builder *b, const char *key);
 void meta_put_array(struct meta_builder *b, const char *key);
