@@ -109,6 +109,13 @@ void meta_put_cstr(struct meta_builder *b, const char *key, const char *s)
 	meta_put_str(b, key, s, strlen(s));
 }
 
+void meta_put_bin(struct meta_builder *b, const char *key, const void *p, size_t n)
+{
+	begin(b, key);
+	msgpack_pack_bin(&b->pk, n);
+	msgpack_pack_bin_body(&b->pk, p, n);
+}
+
 static void open_level(struct meta_builder *b, const char *key, bool map)
 {
 	begin(b, key);

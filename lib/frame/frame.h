@@ -123,8 +123,8 @@ void frame_parser_free(struct frame_parser *p);
 /* Bytes of the head, the meta and the bin header of the frame whose head these are; 0: no frame begins so. */
 size_t frame_front_bytes(const uint8_t head[FRAME_HEAD_BYTES]);
 /* A frame of which at least the front is in bytes [n]; f is valid until the next call, and points into bytes.  data is
- * NULL where n ends before the payload does; it is not decompressed, FRAME_ZSTD stays set in flags.  The number of the
- * frame is whatever it says.  DS_DATA, DS_PROTO. */
+ * NULL where n ends before the payload does; it is not decompressed, FRAME_ZSTD stays set in flags.  Neither its type
+ * nor its number is looked at.  DS_DATA, DS_PROTO. */
 int frame_parse(struct frame_parser *p, const uint8_t *bytes, size_t n, struct frame *f, struct ds_err *err);
 
 /* ---- writing ---- */
@@ -150,7 +150,8 @@ int frame_forward_file(struct frame_writer *w, const struct frame *f, unsigned f
 int frame_write_fd(struct frame_writer *w, unsigned type, uint64_t stream, const struct meta_builder *meta, int fd,
 	struct ds_err *err);
 /* Makes the front of a frame without writing it: the frame is front [n], then the payload, then `pad` zeros.  The
- * front is the writer's, until its next call.  The writer counts nothing and needs no descriptor (fd -1). */
+ * front is the writer's, until its next call.  The writer counts nothing and needs no descriptor (fd -1).  flags: as on
+ * the wire; with FRAME_ZSTD the payload is compressed already, and a hash is the caller's to say. */
 struct frame_front { const uint8_t *p; size_t n, pad; };
 int frame_encode(struct frame_writer *w, unsigned type, unsigned flags, uint64_t stream, uint64_t seq,
 	const struct meta_builder *meta, const struct iovec *iov, int n, bool hash, struct frame_front *front,

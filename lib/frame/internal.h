@@ -15,6 +15,13 @@ int meta_unpack(msgpack_zone *zone, msgpack_object *obj, const uint8_t *p, size_
 /* What a builder holds: `pairs` packed key-value pairs without a map header.  DS_BUG or DS_OS if building failed. */
 int meta_built(const struct meta_builder *b, const uint8_t **p, size_t *n, size_t *pairs, struct ds_err *err);
 
+/* ---- front.c ---- */
+
+/* What a head says, to f; nothing is taken from f.  DS_DATA, DS_PROTO. */
+int front_head(const uint8_t head[FRAME_HEAD_BYTES], struct frame *f, struct ds_err *err);
+/* The meta and bin header behind that head agree with it.  DS_DATA. */
+int front_meta(const uint8_t head[FRAME_HEAD_BYTES], const uint8_t *meta, const struct frame *f, struct ds_err *err);
+
 struct jw;
 void meta_json_value(struct jw *w, const msgpack_object *o); /* any value */
 

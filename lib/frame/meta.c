@@ -194,6 +194,19 @@ enum meta_result meta_str(struct meta m, const char *key, const char **s, size_t
 	return as_str(find(m, key), s, n);
 }
 
+enum meta_result meta_bin(struct meta m, const char *key, const uint8_t **p, size_t *n)
+{
+	const msgpack_object *o = find(m, key);
+
+	if (absent(o))
+		return META_ABSENT;
+	if (o->type != MSGPACK_OBJECT_BIN)
+		return META_TYPE;
+	*p = (const uint8_t *)o->via.bin.ptr;
+	*n = o->via.bin.size;
+	return META_OK;
+}
+
 enum meta_result meta_cstr(struct meta m, const char *key, char *dst, size_t cap)
 {
 	const char *s;

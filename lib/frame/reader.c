@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 #include <zstd.h>
 
@@ -24,7 +25,9 @@ struct frame_reader {
 	int fd;
 	char *name;
 	uint64_t max;
-	bool polled, ended, failed, skip, cut;
+	bool polled, ended, failed, skip, cut, fds;
+	int fd_kept[FRAME_FDS];   /* [fd_count] descriptors that came, oldest first */
+	size_t fd_count;
 	struct ds_err error;      /* sticky, once failed */
 	enum state state;
 	uint64_t bytes;           /* consumed so far */
@@ -42,18 +45,6 @@ struct frame_reader {
 	ZSTD_DCtx *zstd;
 	struct frame f;
 };
-
-static const char *const type_names[FRAME_TYPE_COUNT] = {
-	[FRAME_HELLO] = "hello", [FRAME_REQUEST] = "request", [FRAME_KV] = "kv", [FRAME_PREFILLED] = "prefilled",
-	[FRAME_TOKEN] = "token", [FRAME_DONE] = "done", [FRAME_ERROR] = "error", [FRAME_CANCEL] = "cancel",
-	[FRAME_STAT] = "stat", [FRAME_LOAD] = "load", [FRAME_PLAN] = "plan", [FRAME_STORE] = "store",
-	[FRAME_TENSOR] = "tensor", [FRAME_TEXT] = "text", [FRAME_END] = "end",
-};
-
-const char *frame_type_name(unsigned type)
-{
-	return type < FRAME_TYPE_COUNT ? type_names[type] : NULL;
-}
 
 int frame_reader_new(struct frame_reader **out, int fd, const char *name, uint64_t max_data, struct ds_err *err)
 {
@@ -78,6 +69,8 @@ void frame_reader_free(struct frame_reader *r)
 {
 	if (!r)
 		return;
+	while (r->fd_count)
+		close(r->fd_kept[--r->fd_count]);
 	msgpack_zone_destroy(&r->zone);
 	ZSTD_freeDCtx(r->zstd);
 	free(r->name);
@@ -120,6 +113,31 @@ static bool readable(int fd)
 	return poll(&p, 1, 0) != 0;
 }
 
+/* read(2) that keeps the descriptors which come with the bytes; those that are too many are closed. */
+static ssize_t read_fds(struct frame_reader *r, void *p, size_t n)
+{
+	union { char bytes[CMSG_SPACE(FRAME_FDS * sizeof(int))]; struct cmsghdr align; } control;
+	struct iovec iov = { p, n };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+		.msg_controllen = sizeof control };
+	ssize_t got = recvmsg(r->fd, &m, MSG_CMSG_CLOEXEC);
+
+	for (struct cmsghdr *c = got < 0 ? NULL : CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
+		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+			continue;
+		for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+			if (r->fd_count < FRAME_FDS)
+				r->fd_kept[r->fd_count++] = fd;
+			else
+				close(fd);
+		}
+	}
+	return got;
+}
+
 /* Fills p[have..want). */
 static enum got fill(struct frame_reader *r, uint8_t *p, size_t want)
 {
@@ -128,7 +146,7 @@ static enum got fill(struct frame_reader *r, uint8_t *p, size_t want)
 
 		if (r->polled && !readable(r->fd))
 			return GOT_AGAIN;
-		n = read(r->fd, p + r->have, want - r->have);
+		n = r->fds ? read_fds(r, p + r->have, want - r->have) : read(r->fd, p + r->have, want - r->have);
 		if (n > 0) {
 			r->have += (size_t)n;
 			r->bytes += (uint64_t)n;
@@ -218,35 +236,21 @@ static enum got fill_skip(struct frame_reader *r)
 
 static int parse_head(struct frame_reader *r)
 {
-	const uint8_t *h = r->head;
-	uint32_t meta_len = get_be32(h + 30);
+	struct ds_err err;
 
-	if (h[0] != 0x9a || h[1] != 0xa4 || memcmp(h + 2, "DSF", 3) != 0)
-		return bad(r, DS_DATA, "no DSF1 frame begins here");
-	if (h[5] != '1')
-		return bad(r, DS_PROTO, "format version '%c' where this program speaks 1",
-			h[5] > 32 && h[5] < 127 ? h[5] : '?');
-	if (h[6] != 0xcc || h[8] != 0xcd || h[11] != 0xcf || h[20] != 0xcf || h[29] != 0xce || h[34] != 0xce ||
-		h[39] != 0xce)
-		return bad(r, DS_DATA, "the head is damaged");
-	r->f.type = h[7];
-	r->f.flags = get_be16(h + 9);
-	r->f.stream = get_be64(h + 12);
-	r->f.seq = get_be64(h + 21);
-	r->f.data_len = r->wire_len = get_be32(h + 35);
-	r->f.meta_len = meta_len;
-	if (meta_len < 1 || meta_len > FRAME_META_MAX)
-		return bad(r, DS_DATA, "meta of %u bytes, the limit is %d", meta_len, FRAME_META_MAX);
+	if (front_head(r->head, &r->f, &err))
+		return bad_err(r, &err);
+	r->wire_len = r->f.data_len;
 	if (r->wire_len > r->max)
 		return bad(r, DS_DATA, "payload of %u bytes, the limit is %" PRIu64 " (--max-frame)", r->wire_len,
 			r->max);
-	if (r->meta_cap < (size_t)meta_len + FRAME_BIN_BYTES) {
+	if (r->meta_cap < (size_t)r->f.meta_len + FRAME_BIN_BYTES) {
 		free(r->meta);
-		r->meta_cap = round_up((size_t)meta_len + FRAME_BIN_BYTES, 4096);
+		r->meta_cap = round_up((size_t)r->f.meta_len + FRAME_BIN_BYTES, 4096);
 		r->meta = mem_array(r->meta_cap, 1);
 		if (!r->meta) {
 			r->meta_cap = 0;
-			return bad(r, DS_OS, "out of memory: %u bytes for frame meta", meta_len);
+			return bad(r, DS_OS, "out of memory: %u bytes for frame meta", r->f.meta_len);
 		}
 	}
 	r->state = S_META;
@@ -256,14 +260,10 @@ static int parse_head(struct frame_reader *r)
 
 static int parse_meta(struct frame_reader *r)
 {
-	const uint8_t *bin = r->meta + r->f.meta_len;
-	uint32_t sum = crc32_add(crc32_add(0, r->head, 39), r->meta, r->f.meta_len), said = get_be32(r->head + 40);
 	struct ds_err err;
 
-	if (sum != said)
-		return bad(r, DS_DATA, "CRC-32 of head and meta is %08x, the frame says %08x", sum, said);
-	if (bin[0] != 0xc6 || get_be32(bin + 1) != r->wire_len)
-		return bad(r, DS_DATA, "the payload's header does not agree with the head");
+	if (front_meta(r->head, r->meta, &r->f, &err))
+		return bad_err(r, &err);
 	if (r->f.seq != r->f.number)
 		return bad(r, DS_DATA, "sequence number %" PRIu64 " where %" PRIu64 " is due", r->f.seq, r->f.number);
 	r->skip = !frame_type_name(r->f.type) || (r->f.flags & ~(unsigned)KNOWN_FLAGS);
@@ -523,4 +523,20 @@ void frame_reader_polled(struct frame_reader *r, bool on)
 uint64_t frame_reader_bytes(const struct frame_reader *r)
 {
 	return r->bytes;
+}
+
+void frame_reader_fds(struct frame_reader *r, bool on)
+{
+	r->fds = on;
+}
+
+int frame_reader_take_fd(struct frame_reader *r)
+{
+	int fd;
+
+	if (!r->fd_count)
+		return -1;
+	fd = r->fd_kept[0];
+	memmove(r->fd_kept, r->fd_kept + 1, --r->fd_count * sizeof fd);
+	return fd;
 }

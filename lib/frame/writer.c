@@ -1,14 +1,9 @@
-#include <errno.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-#include <xxhash.h>
 #include <zstd.h>
 
-#include "base/mapped.h"
 #include "base/mem.h"
-#include "frame/internal.h"
+#include "frame/writer_impl.h"
 
 enum {
 	ZSTD_LEVEL = 1,         /* faster than most links */
@@ -16,21 +11,6 @@ enum {
 	XXH_BYTES = 1 + 3 + 9,  /* a3 "xxh" cf ........ */
 	/* all but the builder's bytes */
 	ROOM = FRAME_HEAD_BYTES + 5 + XXH_BYTES + PAD_KEY + FRAME_ALIGN + 2 + FRAME_BIN_BYTES,
-};
-
-struct frame_writer {
-	int fd;
-	char *name;
-	bool failed, ended;
-	struct ds_err error;     /* sticky, once failed */
-	uint64_t seq, bytes;     /* written so far, the queue included */
-	uint8_t *head;           /* head, meta and bin header of the present frame */
-	size_t head_cap;
-	struct iovec *iov;       /* pieces of the present frame */
-	size_t iov_cap;
-	uint8_t *queue;          /* what the descriptor did not take yet: [sent, queued) */
-	size_t sent, queued, queue_cap;
-	XXH3_state_t *xxh;
 };
 
 static const uint8_t zeros[FRAME_ALIGN];
@@ -61,130 +41,10 @@ void frame_writer_free(struct frame_writer *w)
 	free(w);
 }
 
-/* ---- bytes out ---- */
-
-/* iov: what was to be written; NULL: out of the queue. */
-static int fail(struct frame_writer *w, const struct iovec *iov, size_t n, struct ds_err *err)
-{
-	int why = errno, lost = 0;
-
-	w->failed = true;
-	for (size_t i = 0; why == EFAULT && i < n && !lost; i++)
-		lost = mapped_lost(iov[i].iov_base, iov[i].iov_len, &w->error);
-	errno = why;
-	if (why == EPIPE)
-		err_set(&w->error, DS_SIGPIPE, "'%s': the reader has gone", w->name);
-	else if (!lost)
-		err_errno(&w->error, DS_IO, "cannot write to '%s'", w->name);
-	*err = w->error;
-	return err->code;
-}
-
-static int queue_add(struct frame_writer *w, const void *p, size_t n, struct ds_err *err)
-{
-	if (w->queued + n > w->queue_cap && w->sent) {
-		memmove(w->queue, w->queue + w->sent, w->queued - w->sent);
-		w->queued -= w->sent;
-		w->sent = 0;
-	}
-	if (w->queued + n > w->queue_cap) {
-		size_t cap = 2 * (w->queued + n);
-		uint8_t *q = mem_realloc(w->queue, cap, 1);
-
-		if (!q) { /* half a frame is out: the stream cannot go on */
-			w->failed = true;
-			err_nomem(&w->error, cap, "frames that wait for a slow reader");
-			*err = w->error;
-			return err->code;
-		}
-		w->queue = q;
-		w->queue_cap = cap;
-	}
-	memcpy(w->queue + w->queued, p, n);
-	w->queued += n;
-	return 0;
-}
-
-static void iov_skip(struct iovec **iov, size_t *n, size_t bytes)
-{
-	while (*n && bytes >= (*iov)->iov_len) {
-		bytes -= (*iov)->iov_len;
-		++*iov;
-		--*n;
-	}
-	if (*n) {
-		(*iov)->iov_base = (uint8_t *)(*iov)->iov_base + bytes;
-		(*iov)->iov_len -= bytes;
-	}
-}
-
-/* Writes iov, which it changes; what the descriptor does not take is queued. */
-static int put_iov(struct frame_writer *w, struct iovec *iov, size_t n, struct ds_err *err)
-{
-	int rc = frame_writer_flush(w, err);
-
-	iov_skip(&iov, &n, 0);
-	while (!rc && n && !frame_writer_queued(w)) {
-		ssize_t got = writev(w->fd, iov, n < IOV_MAX ? (int)n : IOV_MAX);
-
-		if (got >= 0)
-			iov_skip(&iov, &n, (size_t)got);
-		else if (errno == EAGAIN || errno == EWOULDBLOCK)
-			break;
-		else if (errno != EINTR)
-			return fail(w, iov, n, err);
-	}
-	for (size_t i = 0; !rc && i < n; i++)
-		rc = queue_add(w, iov[i].iov_base, iov[i].iov_len, err);
-	return rc;
-}
-
-size_t frame_writer_queued(const struct frame_writer *w)
-{
-	return w->queued - w->sent;
-}
-
-uint64_t frame_writer_taken(const struct frame_writer *w)
-{
-	return w->bytes - frame_writer_queued(w);
-}
-
-int frame_writer_flush(struct frame_writer *w, struct ds_err *err)
-{
-	if (w->failed) {
-		*err = w->error;
-		return err->code;
-	}
-	while (w->sent < w->queued) {
-		ssize_t n = write(w->fd, w->queue + w->sent, w->queued - w->sent);
-
-		if (n >= 0)
-			w->sent += (size_t)n;
-		else if (errno == EAGAIN || errno == EWOULDBLOCK)
-			return 0;
-		else if (errno != EINTR)
-			return fail(w, NULL, 0, err);
-	}
-	w->sent = w->queued = 0;
-	if (w->queue_cap > 1 << 20) { /* a burst's memory is not kept */
-		free(w->queue);
-		w->queue = NULL;
-		w->queue_cap = 0;
-	}
-	return 0;
-}
-
-int frame_write_raw(struct frame_writer *w, const void *p, size_t n, struct ds_err *err)
-{
-	struct iovec iov = { (void *)(uintptr_t)p, n };
-
-	return put_iov(w, &iov, 1, err);
-}
-
 /* ---- frames ---- */
 
-static void put_head(struct frame_writer *w, unsigned type, unsigned flags, uint64_t stream, uint32_t meta_len,
-	uint32_t data_len)
+static void put_head(struct frame_writer *w, unsigned type, unsigned flags, uint64_t stream, uint64_t seq,
+	uint32_t meta_len, uint32_t data_len)
 {
 	uint8_t *h = w->head;
 
@@ -195,7 +55,7 @@ static void put_head(struct frame_writer *w, unsigned type, unsigned flags, uint
 	h[11] = 0xcf;
 	put_be64(h + 12, stream);
 	h[20] = 0xcf;
-	put_be64(h + 21, w->seq);
+	put_be64(h + 21, seq);
 	h[29] = 0xce;
 	put_be32(h + 30, meta_len);
 	h[34] = 0xce;
@@ -372,14 +232,14 @@ static int send_frame(struct frame_writer *w, unsigned type, unsigned flags, uin
 
 	if (rc)
 		return rc;
-	put_head(w, type, flags, stream, meta_len, (uint32_t)(size + pad));
+	put_head(w, type, flags, stream, w->seq, meta_len, (uint32_t)(size + pad));
 	w->iov[0] = (struct iovec){ w->head, head };
 	if (n)
 		memcpy(w->iov + 1, iov, n * sizeof *iov);
 	w->iov[n + 1] = (struct iovec){ (void *)(uintptr_t)zeros, pad };
 	w->seq++;
 	w->bytes += head + size + pad;
-	return put_iov(w, w->iov, n + 2, err);
+	return frame_out(w, w->iov, n + 2, err);
 }
 
 int frame_write(struct frame_writer *w, unsigned type, unsigned flags, uint64_t stream, const struct meta_builder *meta,
@@ -418,17 +278,89 @@ int frame_write(struct frame_writer *w, unsigned type, unsigned flags, uint64_t 
 	return rc;
 }
 
-int frame_forward(struct frame_writer *w, const struct frame *f, struct ds_err *err)
+/* The meta of a frame that came, behind the head's place. */
+static int take_meta(struct frame_writer *w, const struct frame *f, struct ds_err *err)
 {
-	struct iovec iov = { f->data, f->data_len };
 	int rc = ready(w, err);
 
 	if (!rc)
 		rc = need_head(w, f->meta_len + (size_t)ROOM, err);
+	if (!rc)
+		memcpy(w->head + FRAME_HEAD_BYTES, f->meta_raw, f->meta_len);
+	return rc;
+}
+
+int frame_forward(struct frame_writer *w, const struct frame *f, struct ds_err *err)
+{
+	struct iovec iov = { f->data, f->data_len };
+	int rc = take_meta(w, f, err);
+
 	if (rc)
 		return rc;
-	memcpy(w->head + FRAME_HEAD_BYTES, f->meta_raw, f->meta_len);
 	return send_frame(w, f->type, f->flags, f->stream, f->meta_len, &iov, f->data_len != 0, f->data_len, 0, err);
+}
+
+/* Head and meta, which are in w->head, as a piece; the frame counts as written. */
+static struct iovec front_of(struct frame_writer *w, unsigned type, unsigned flags, uint64_t stream, uint32_t meta_len,
+	uint32_t data_len)
+{
+	struct iovec front = { w->head, FRAME_HEAD_BYTES + (size_t)meta_len + FRAME_BIN_BYTES };
+
+	put_head(w, type, flags, stream, w->seq++, meta_len, data_len);
+	w->bytes += front.iov_len + data_len;
+	return front;
+}
+
+int frame_forward_file(struct frame_writer *w, const struct frame *f, unsigned flags, uint64_t stream, int fd,
+	uint64_t offset, struct ds_err *err)
+{
+	int rc = take_meta(w, f, err);
+	struct iovec front;
+
+	if (rc)
+		return rc;
+	front = front_of(w, f->type, flags, stream, f->meta_len, f->data_len);
+	return frame_out_file(w, &front, fd, offset, f->data_len, err);
+}
+
+int frame_write_fd(struct frame_writer *w, unsigned type, uint64_t stream, const struct meta_builder *meta, int fd,
+	struct ds_err *err)
+{
+	uint32_t meta_len = 0;
+	struct iovec front;
+	int rc = ready(w, err);
+
+	if (!rc)
+		rc = put_meta(w, meta, NULL, &meta_len, err);
+	if (rc)
+		return rc;
+	front = front_of(w, type, 0, stream, meta_len, 0);
+	return frame_out_fd(w, &front, fd, err);
+}
+
+int frame_encode(struct frame_writer *w, unsigned type, unsigned flags, uint64_t stream, uint64_t seq,
+	const struct meta_builder *meta, const struct iovec *iov, int n, bool hash, struct frame_front *front,
+	struct ds_err *err)
+{
+	size_t size, pieces = n > 0 ? (size_t)n : 0;
+	uint32_t meta_len = 0;
+	uint64_t xxh = 0;
+	int rc = payload_size(iov, pieces, &size, err);
+
+	if (rc)
+		return rc;
+	front->pad = round_up(size, FRAME_ALIGN) - size;
+	hash = hash && size;
+	if (hash)
+		rc = hash_payload(w, iov, pieces, front->pad, &xxh, err);
+	if (!rc)
+		rc = put_meta(w, meta, hash ? &xxh : NULL, &meta_len, err);
+	if (rc)
+		return rc;
+	put_head(w, type, flags, stream, seq, meta_len, (uint32_t)(size + front->pad));
+	front->p = w->head;
+	front->n = FRAME_HEAD_BYTES + (size_t)meta_len + FRAME_BIN_BYTES;
+	return 0;
 }
 
 int frame_write_end(struct frame_writer *w, struct ds_err *err)

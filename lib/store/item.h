@@ -6,7 +6,7 @@
  *
  *   op "put"   key (32 hex digits)   size: bytes of the payload before its padding   at, expires: ns since 1970
  *   planes: bytes of an element, where the payload's bytes were taken apart by place before compression
- *   xxh: of the plain payload, padding included
+ *   xxh: of the payload as a frame reader gives it: not compressed, padded, planes still apart
  *
  * and whatever its writer has to say: of a KV block that is block.h, of a value of the Redis front its name.
  */
@@ -37,7 +37,7 @@ struct store_item {
 	uint64_t size;           /* of the payload, plain, without padding */
 	uint64_t at_ns;          /* when it was put */
 	uint64_t expires_ns;     /* 0: never */
-	uint64_t xxh;            /* of the plain payload, padded */
+	uint64_t xxh;            /* of the payload before compression, planes apart, padded */
 	unsigned planes;         /* 0: the bytes lie as they are */
 	bool zstd;
 	struct meta meta;        /* the whole map */
