@@ -187,6 +187,16 @@ void meta_put_rest(struct meta_builder *b, struct meta m, const char *const *but
 	}
 }
 
+void meta_put_built(struct meta_builder *b, const struct meta_builder *more)
+{
+	b->bad = b->bad || b->depth || more->bad || more->depth;
+	b->b.nomem = b->b.nomem || more->b.nomem;
+	if (more->b.len)
+		buf_add(&b->b, more->b.p, more->b.len);
+	b->pairs += more->pairs;
+	b->rows_at = 0;
+}
+
 static void put_dims(struct meta_builder *b, const char *dims, size_t ndim)
 {
 	meta_put_array(b, NULL);

@@ -81,6 +81,8 @@ void meta_put_array(struct meta_builder *b, const char *key);
 void meta_put_end(struct meta_builder *b);      /* closes the innermost map or array */
 /* Every key of a map but those of a list ended by NULL, as they are. */
 void meta_put_rest(struct meta_builder *b, struct meta m, const char *const *but);
+/* All that a finished builder holds, behind what is there. */
+void meta_put_built(struct meta_builder *b, const struct meta_builder *more);
 /* One row of "tensors"; rows must be put one after the other.  dims: axis names, "layer,token,dim". */
 void meta_put_tensor(struct meta_builder *b, const char *name, enum dtype type, const char *dims,
 	const uint64_t *shape, size_t ndim, uint64_t offset, const char *scale);

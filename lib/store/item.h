@@ -52,4 +52,15 @@ int store_item_get(const struct frame *f, struct store_item *item, struct ds_err
 void store_item_put(struct meta_builder *b, const struct store_item *item);
 bool store_item_expired(const struct store_item *item, uint64_t now_ns);
 
+/* ---- payloads (payload.c) ---- */
+
+/* What was put, taken apart: data [round_up(size, 64)] is the first byte of each element [size / element], then the
+ * second of each, and so on, then what is left over, then zeros.  element at least 2. */
+void store_payload_split(unsigned element, const struct iovec *iov, int iovs, size_t size, uint8_t *data);
+/* From a payload as a frame reader gives it to what was put, item->size bytes. */
+void store_item_plain(const struct store_item *item, const uint8_t *data, void *dst);
+/* From a payload as it is stored [item->stored], with FRAME_ZSTD, to as a frame reader gives it,
+ * [round_up(item->size, 64)].  False: it is not what it should be, or no memory. */
+bool store_item_decode(const struct store_item *item, const uint8_t *stored, uint8_t *data);
+
 #endif

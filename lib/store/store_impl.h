@@ -48,6 +48,8 @@ struct store_session {
 	int64_t deadline;     /* CLOCK_MONOTONIC, 0: none */
 };
 
+const char *store_put_result_name(enum store_put_result how); /* "stored" */
+
 extern const struct store_ops store_dir, store_remote_unix, store_remote_tcp, store_redis, store_redis_cluster;
 
 #endif
