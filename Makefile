@@ -73,6 +73,7 @@ $(BUILD)/%.o: %.c $(BUILD)/.flags
 AVX2   = -mavx2 -mfma -mf16c
 AVX512 = $(AVX2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
 $(BUILD)/kernels/cpu/%_avx2.o: ISA_FLAGS = $(AVX2)
+$(BUILD)/lib/base/%_avx2.o: ISA_FLAGS = -mavx2
 $(BUILD)/kernels/cpu/%_avx512.o: ISA_FLAGS = $(AVX512)
 $(BUILD)/kernels/cpu/%_avx512bf16.o: ISA_FLAGS = $(AVX512) -mavx512vbmi -mavx512bf16
 

@@ -1,10 +1,10 @@
 /* ds-frame dump: one JSON line a frame. */
 #include <math.h>
 #include <stdio.h>
-#include <xxhash.h>
 
 #include "base/json.h"
 #include "base/log.h"
+#include "base/xxh3.h"
 #include "frame/input.h"
 #include "frame/tools.h"
 
@@ -82,7 +82,7 @@ static void put_tensor(struct jw *w, const struct frame *f, const struct frame_t
 		jw_key(w, "nan");
 		jw_uint(w, s.nan);
 	}
-	jw_put_hex(w, "xxh", XXH3_64bits(p, t->nbytes));
+	jw_put_hex(w, "xxh", xxh3(p, t->nbytes));
 	jw_key(w, "first");
 	jw_arr(w);
 	for (uint64_t i = 0; i < n && i < (uint64_t)values; i++) {

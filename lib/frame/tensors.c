@@ -1,6 +1,6 @@
 #include <string.h>
-#include <xxhash.h>
 
+#include "base/xxh3.h"
 #include "frame/internal.h"
 
 enum { ROW_NAME, ROW_DTYPE, ROW_DIMS, ROW_SHAPE, ROW_OFFSET, ROW_NBYTES, ROW_SCALE, ROW_LENGTH };
@@ -134,7 +134,7 @@ int frame_check_payload(const struct frame *f, struct ds_err *err)
 	case META_OK:
 		break;
 	}
-	is = XXH3_64bits(f->data ? (const void *)f->data : "", f->data_len);
+	is = xxh3(f->data ? (const void *)f->data : "", f->data_len);
 	if (is != said)
 		return err_set(err, DS_DATA,
 			"frame %llu, stream %016llx, byte %llu: payload hash is %016llx, the frame says %016llx",

@@ -3,6 +3,7 @@
 #include <zstd.h>
 
 #include "base/mem.h"
+#include "base/xxh3.h"
 #include "frame/writer_impl.h"
 
 enum {
@@ -33,7 +34,6 @@ void frame_writer_free(struct frame_writer *w)
 {
 	if (!w)
 		return;
-	XXH3_freeState(w->xxh);
 	free(w->name);
 	free(w->head);
 	free(w->iov);
@@ -146,19 +146,15 @@ static int put_meta(struct frame_writer *w, const struct meta_builder *meta, con
 	return 0;
 }
 
-static int hash_payload(struct frame_writer *w, const struct iovec *iov, size_t n, size_t pad, uint64_t *xxh,
-	struct ds_err *err)
+static uint64_t hash_payload(const struct iovec *iov, size_t n, size_t pad)
 {
-	if (!w->xxh && !(w->xxh = XXH3_createState()))
-		return err_nomem(err, sizeof *w, "payload hash");
-	XXH3_64bits_reset(w->xxh);
+	struct xxh3_state s;
+
+	xxh3_begin(&s);
 	for (size_t i = 0; i < n; i++)
-		if (iov[i].iov_len)
-			XXH3_64bits_update(w->xxh, iov[i].iov_base, iov[i].iov_len);
-	if (pad)
-		XXH3_64bits_update(w->xxh, zeros, pad);
-	*xxh = XXH3_64bits_digest(w->xxh);
-	return 0;
+		xxh3_add(&s, iov[i].iov_base, iov[i].iov_len);
+	xxh3_add(&s, zeros, pad);
+	return xxh3_end(&s);
 }
 
 /* The payload, padded, as one compressed piece. */
@@ -259,10 +255,10 @@ int frame_write(struct frame_writer *w, unsigned type, unsigned flags, uint64_t 
 	pad = round_up(size, FRAME_ALIGN) - size;
 	hash = hash && size;
 	if (hash)
-		rc = hash_payload(w, iov, pieces, pad, &xxh, err);
+		xxh = hash_payload(iov, pieces, pad);
 	if (!size)
 		flags &= ~(unsigned)FRAME_ZSTD;
-	if (!rc && (flags & FRAME_ZSTD)) {
+	if (flags & FRAME_ZSTD) {
 		rc = compress(iov, pieces, pad, &packed, err);
 		size = packed.len;
 		pad = round_up(size, FRAME_ALIGN) - size;
@@ -352,9 +348,8 @@ int frame_encode(struct frame_writer *w, unsigned type, unsigned flags, uint64_t
 	front->pad = round_up(size, FRAME_ALIGN) - size;
 	hash = hash && size;
 	if (hash)
-		rc = hash_payload(w, iov, pieces, front->pad, &xxh, err);
-	if (!rc)
-		rc = put_meta(w, meta, hash ? &xxh : NULL, &meta_len, err);
+		xxh = hash_payload(iov, pieces, front->pad);
+	rc = put_meta(w, meta, hash ? &xxh : NULL, &meta_len, err);
 	if (rc)
 		return rc;
 	put_head(w, type, flags, stream, seq, meta_len, (uint32_t)(size + front->pad));
@@ -380,7 +375,7 @@ int frame_write_end(struct frame_writer *w, struct ds_err *err)
 
 uint64_t frame_stream_id(const char *name, size_t n)
 {
-	uint64_t id = XXH3_64bits(name, n);
+	uint64_t id = xxh3(name, n);
 
 	return id ? id : 1;
 }

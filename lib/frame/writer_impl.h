@@ -2,8 +2,6 @@
 #ifndef DS_FRAME_WRITER_IMPL_H
 #define DS_FRAME_WRITER_IMPL_H
 
-#include <xxhash.h>
-
 #include "frame/internal.h"
 
 struct frame_writer {
@@ -18,7 +16,6 @@ struct frame_writer {
 	size_t iov_cap;
 	uint8_t *queue;          /* what the descriptor did not take yet: [sent, queued) */
 	size_t sent, queued, queue_cap;
-	XXH3_state_t *xxh;
 };
 
 /* Writes iov, which it changes; what the descriptor does not take is queued. */

@@ -5,7 +5,7 @@ load talk
 DSF=$DS_ROOT/tests/bats/dsf.py
 ANSWERS=$DS_ROOT/tests/bats/answers.py
 if [ -n "$DS_SANITIZE" ]; then
-	ENDS='4094 4096' BORDERS='63 64 192'
+	ENDS=4095 BORDERS='63 64 192'
 else
 	ENDS='4000 4031 4032 4090 4094 4095 4096' BORDERS='1 2 63 64 65 127 128 129 192'
 fi
