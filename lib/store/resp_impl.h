@@ -1,0 +1,126 @@
+/* Shared by the files of the Redis front only. */
+#ifndef DS_STORE_RESP_IMPL_H
+#define DS_STORE_RESP_IMPL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "store/resp.h"
+#include "store/resp_front.h"
+
+/* ---- memory for values (resp_pool.c) ---- */
+
+enum { RESP_POOL_KEPT = 64 };
+
+/* Buffers that any connection may take, the last used first, since it is in the processor's caches. */
+struct resp_pool {
+	pthread_mutex_t lock;
+	pthread_cond_t given;
+	uint64_t limit, taken, kept; /* bytes */
+	size_t n;
+	struct resp_buffer { uint8_t *p; size_t cap; } free[RESP_POOL_KEPT];
+};
+int resp_pool_open(struct resp_pool *p, uint64_t limit, struct ds_err *err);
+void resp_pool_close(struct resp_pool *p);
+/* Waits a while where too much is taken; false: none. */
+bool resp_pool_take(struct resp_pool *p, size_t n, struct resp_buffer *b);
+void resp_pool_give(struct resp_pool *p, struct resp_buffer *b); /* empties *b; of an empty one nothing is done */
+
+/* ---- connections (resp_front.c) ---- */
+
+struct resp_front {
+	struct store *store;
+	struct resp_options o;
+	struct resp_pool pool;
+	int64_t began_ns;
+	_Atomic uint64_t connections, clients, commands, errors, collisions;
+};
+
+enum { RESP_SMALL = 16 << 10 }; /* values up to this are read into the arguments' memory */
+
+struct resp_text { const uint8_t *p; size_t n; };
+
+struct resp_conn {
+	struct resp r;
+	struct resp_front *front;
+	struct store_session *ss;
+	struct meta_builder *meta;
+	const char *peer;
+	uint64_t id;
+	char name[65];             /* as CLIENT SETNAME said */
+	int proto;                 /* 2 or 3 */
+	bool quit;
+	/* the present command */
+	const struct resp_command *command;
+	size_t argc, args;         /* with its name; read so far */
+	struct resp_arg { size_t at, n; bool value; } *argv;
+	size_t argv_cap;
+	struct buf text;           /* arguments but large values */
+	bool in_line;              /* all of them are in text */
+	const char *refused;       /* why nothing is done, though the rest is read */
+	struct resp_buffer value;
+	uint8_t small[RESP_SMALL]; /* for a value out of the store */
+};
+
+struct resp_command {
+	const char *name;
+	size_t min, max;           /* arguments with the name; max 0: any number */
+	size_t value;              /* which one may be large, 0: none */
+	bool stream;               /* reads its arguments itself */
+	int keys[3];               /* first, last, step, as COMMAND says it */
+	int (*run)(struct resp_conn *c, struct ds_err *err); /* an error ends the connection */
+};
+extern const struct resp_command resp_commands[]; /* ended by name NULL */
+extern const size_t resp_command_count;
+
+struct resp_text resp_arg(const struct resp_conn *c, size_t i);
+/* Argument i is this word; case does not matter. */
+bool resp_is(const struct resp_conn *c, size_t i, const char *word);
+/* Reads the next argument of a streaming command as the one numbered c->args. */
+int resp_next(struct resp_conn *c, bool value, struct ds_err *err);
+void resp_forget(struct resp_conn *c); /* the arguments that were read, for a streaming command */
+/* The peer has time for n bytes from now on. */
+void resp_allow(struct resp_conn *c, uint64_t n);
+
+void resp_ok(struct resp_conn *c);
+void resp_nil(struct resp_conn *c);
+void resp_map(struct resp_conn *c, size_t pairs); /* the head of a map: in RESP2 an array */
+/* An error reply; fmt begins with its code ("ERR ..."). */
+void resp_error(struct resp_conn *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* ---- commands ---- */
+
+int resp_do_get(struct resp_conn *c, struct ds_err *err);
+int resp_do_mget(struct resp_conn *c, struct ds_err *err);
+int resp_do_set(struct resp_conn *c, struct ds_err *err);
+int resp_do_setex(struct resp_conn *c, struct ds_err *err);
+int resp_do_psetex(struct resp_conn *c, struct ds_err *err);
+int resp_do_setnx(struct resp_conn *c, struct ds_err *err);
+int resp_do_mset(struct resp_conn *c, struct ds_err *err);
+int resp_do_exists(struct resp_conn *c, struct ds_err *err);
+int resp_do_strlen(struct resp_conn *c, struct ds_err *err);
+int resp_do_type(struct resp_conn *c, struct ds_err *err);
+int resp_do_ttl(struct resp_conn *c, struct ds_err *err);
+int resp_do_pttl(struct resp_conn *c, struct ds_err *err);
+int resp_do_del(struct resp_conn *c, struct ds_err *err);
+
+/* What a name has in the store (resp_value.c). */
+struct resp_seek {
+	bool found, read, busy;  /* busy: no memory for it now */
+	uint64_t size, expires_ns;
+	const uint8_t *data;     /* [size], if read */
+	struct resp_buffer b;
+	struct resp_conn *c;
+	struct resp_text name;
+	bool payload;
+};
+struct store_key resp_key(struct resp_text name);
+/* payload: it is read too; give s->b back to the pool.  An error of the store. */
+int resp_seek(struct resp_conn *c, struct resp_text name, bool payload, struct resp_seek *s, struct ds_err *err);
+/* Argument i as a name; false: it is too long, which was replied. */
+bool resp_name(struct resp_conn *c, size_t i, struct resp_text *name);
+void resp_store_error(struct resp_conn *c, const struct ds_err *err);
+int resp_send_value(struct resp_conn *c, const struct resp_seek *s, struct ds_err *err);
+void resp_session_deadline(struct resp_conn *c);
+
+#endif
