@@ -126,6 +126,10 @@ size_t frame_front_bytes(const uint8_t head[FRAME_HEAD_BYTES]);
  * NULL where n ends before the payload does; it is not decompressed, FRAME_ZSTD stays set in flags.  Neither its type
  * nor its number is looked at.  DS_DATA, DS_PROTO. */
 int frame_parse(struct frame_parser *p, const uint8_t *bytes, size_t n, struct frame *f, struct ds_err *err);
+/* Makes of a frame in a file one that every reader skips, as long as it was: its front [n] is changed in the first
+ * FRAME_HEAD_BYTES only, which are to be written in its place.  False: that is no front. */
+enum { FRAME_DROPPED = 255 }; /* its type then, with FRAME_DROPPABLE */
+bool frame_drop(uint8_t *front, size_t n);
 
 /* ---- writing ---- */
 

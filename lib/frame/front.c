@@ -106,3 +106,18 @@ int frame_parse(struct frame_parser *p, const uint8_t *bytes, size_t n, struct f
 		f->data = (uint8_t *)(uintptr_t)(meta + f->meta_len + FRAME_BIN_BYTES);
 	return 0;
 }
+
+bool frame_drop(uint8_t *front, size_t n)
+{
+	struct ds_err err;
+	struct frame f;
+
+	if (n < FRAME_HEAD_BYTES || front_head(front, &f, &err) ||
+		n - FRAME_HEAD_BYTES < (size_t)f.meta_len + FRAME_BIN_BYTES ||
+		front_meta(front, front + FRAME_HEAD_BYTES, &f, &err))
+		return false;
+	front[7] = FRAME_DROPPED;
+	put_be16(front + 9, FRAME_DROPPABLE);
+	put_be32(front + 40, crc32_add(crc32_add(0, front, 39), front + FRAME_HEAD_BYTES, f.meta_len));
+	return true;
+}

@@ -1,0 +1,310 @@
+/*
+ * Shared by the files of a store in a directory only.
+ *
+ *   dir.c            opening, closing, sessions, looking keys up
+ *   dir_get.c        reading items          dir_put.c   writing, deleting      dir_pin.c   pins
+ *   dir_seen.c       what other processes did: segments that came, grew, went away; taking over what a dead one left
+ *   segment.c        names and marks        segment_write.c   making, appending, sealing, syncing
+ *   segment_scan.c   finding the items of a file           segment_idx.c     the file beside a complete segment
+ *   evict.c          making room
+ *
+ * Locks, in this order: dir.write (what this process writes and removes; and with it, where files are removed, made or
+ * taken over, the lock of the directory against other processes), dir.scan (looking through the directory),
+ * dir.lock (index and table of segments; held for moments).
+ */
+#ifndef DS_STORE_DIR_IMPL_H
+#define DS_STORE_DIR_IMPL_H
+
+#include <pthread.h>
+
+#include "store/dir.h"
+#include "store/index.h"
+#include "store/keyed.h"
+#include "store/store_impl.h"
+
+enum {
+	SEGMENT_NAME = 48,
+	SEGMENT_FRONT_MAX = FRAME_HEAD_BYTES + STORE_META_MAX + FRAME_BIN_BYTES + FRAME_ALIGN,
+	SEGMENT_END_MAX = 128,          /* bytes of the frame that ends it */
+	IDX_HEAD = 64, IDX_RECORD = 44, /* bytes in the file beside it */
+	PIN_CHAINS = 1024,
+};
+
+/* ---- names and marks ---- */
+
+struct segment_id {
+	uint64_t time, writer;
+	bool main;
+};
+void segment_name(const struct segment_id *id, const char *suffix, char name[SEGMENT_NAME]);
+/* suffix: ".seg", ".idx". */
+bool segment_parse(const char *name, const char *suffix, struct segment_id *id);
+bool segment_same(const struct segment_id *a, const struct segment_id *b);
+/* Negative: a is older. */
+int segment_order(const struct segment_id *a, const struct segment_id *b);
+/* What the frame at that place has as its stream: whoever puts a payload cannot know it, so that nothing in a payload
+ * passes for a frame when a damaged segment is searched for the next one. */
+uint64_t segment_mark(const struct keyed *secret, const struct segment_id *id, uint64_t offset);
+
+/* ---- locks on files ---- */
+
+enum file_lock { LOCK_NONE, LOCK_SHARED, LOCK_ALONE };
+/* flock(2), or where a file system has none, a lock of the open file description.  False: another has it (or errno).
+ * wait: until it is free. */
+bool file_lock(int fd, enum file_lock how, bool wait);
+
+/* ---- items in a file ---- */
+
+enum scan_got { SCAN_ITEM, SCAN_DROPPED, SCAN_GAP, SCAN_END, SCAN_STOP };
+
+struct scan {
+	int fd;
+	struct segment_id id;
+	const struct keyed *secret;     /* NULL: no search after damage */
+	uint64_t at, limit;             /* the next frame; bytes of the file */
+	uint64_t frames;                /* its sequence number */
+	struct frame_parser *parser;
+	uint8_t *buf;                   /* [have] bytes of the file from buf_at on */
+	size_t cap, have;
+	uint64_t buf_at;
+	size_t window;                  /* bytes read at a time */
+	/* of what was found: */
+	struct frame f;
+	struct store_item item;
+	uint64_t offset, gap;           /* where it begins; bytes of a gap */
+	uint64_t lost;                  /* frames in it */
+	uint32_t front;                 /* bytes before the payload */
+	uint64_t reserve;               /* of the hello frame */
+	bool cut;                       /* STOP: within a frame whose front is right */
+};
+int scan_begin(struct scan *s, int fd, const struct segment_id *id, const struct keyed *secret, struct ds_err *err);
+void scan_end(struct scan *s);
+/* DS_IO, DS_OS only. */
+int scan_next(struct scan *s, enum scan_got *got, struct ds_err *err);
+
+/* ---- the file beside a segment ---- */
+
+struct idx_record {
+	struct store_key key;
+	uint64_t at_ns;
+	uint32_t offset, data, expires; /* as in an index entry */
+	uint16_t front, dead;
+};
+struct idx {
+	struct idx_record *rec;
+	size_t n, cap;
+	uint64_t size;                  /* of the segment */
+};
+void scan_record(const struct scan *s, struct idx_record *r); /* of an item that was found */
+bool idx_add(struct idx *x, const struct idx_record *r); /* false: no memory */
+void idx_free(struct idx *x);
+/* Under a temporary name, then renamed. */
+int idx_write(int dirfd, const struct segment_id *id, const struct idx *x, struct ds_err *err);
+/* DS_NO: there is none, or none that is right. */
+int idx_read(int dirfd, const struct segment_id *id, struct idx *x, struct ds_err *err);
+/* The item at that offset is dead; true: there was such a file and it says so now. */
+bool idx_drop(int dirfd, const struct segment_id *id, uint32_t offset);
+
+/* ---- segments ---- */
+
+struct segment {
+	struct segment_id id;
+	char name[SEGMENT_NAME];
+	uint16_t slot;
+	uint64_t number;
+	int fd;                   /* -1: not open; set once, under dir.files */
+	uint32_t refs;            /* of those who use fd; raised under dir.lock only */
+	uint64_t size;            /* of what is known of it: whole frames */
+	uint64_t reserve;         /* bytes that it may grow to */
+	uint64_t items, live;     /* in the index, and their bytes */
+	uint64_t frames;
+	bool sealed, gone, mine;
+	bool beside;              /* sealed: its file beside it is there */
+	bool skip;                /* evict.c: not this time */
+	unsigned pins;            /* under dir.pins */
+	struct idx idx;           /* mine and not sealed: what is in it */
+	pthread_mutex_t sync;     /* of what follows */
+	pthread_cond_t synced_more;
+	uint64_t synced;
+	bool syncing, named, unsafe; /* named: its name is on disk; unsafe: writing it to disk has failed */
+};
+
+/* Memory for making and reading frames, of one thread at a time. */
+struct tools {
+	struct frame_writer *w;
+	struct frame_parser *parser;
+	struct meta_builder *meta;
+	struct XXH3_state_s *xxh;
+	uint8_t *front;           /* [SEGMENT_FRONT_MAX] */
+	uint8_t *a, *b;           /* payloads */
+	size_t a_cap, b_cap;
+};
+int tools_new(struct tools *t, struct ds_err *err);
+void tools_free(struct tools *t);
+uint8_t *tools_room(uint8_t **p, size_t *cap, size_t n); /* NULL: no memory */
+
+struct flight { struct store_key key; struct flight *next; };
+
+struct dir {
+	struct store base;
+	char *path;
+	int fd, lock_fd;
+	struct keyed secret;
+	bool marked;              /* the secret is known */
+	uint64_t writer, time;    /* this process's; of its last segment */
+	uint64_t segment_bytes;
+
+	pthread_rwlock_t lock;
+	struct index *index;
+	struct segment **seg;     /* [INDEX_NO_SEGMENT] by slot */
+	uint8_t *gone;            /* the same: 1 where it is, 2 where its file is gone */
+	uint32_t segs;            /* slots in use are below */
+	uint64_t numbers;
+	size_t stale;             /* entries of segments that are gone */
+
+	pthread_mutex_t files;    /* opening segments */
+
+	pthread_mutex_t scan;
+	int64_t scanned_ns;       /* atomic */
+	struct timespec changed;  /* of the directory, when it was listed */
+	bool listed_late;         /* long enough after that change to have seen all of it */
+
+	pthread_mutex_t write;
+	struct segment *active[2]; /* small, main */
+	const struct segment *leaving; /* an item is being written that replaces one of it, which is not to be deleted */
+	struct tools tools;       /* under write */
+
+	pthread_mutex_t flights;
+	pthread_cond_t landed;
+	struct flight *flight;
+
+	pthread_mutex_t pins;
+	struct pin *pin[PIN_CHAINS]; /* dir_pin.c */
+	uint64_t pinned_bytes;
+
+	pthread_mutex_t rest;     /* the thread that looks from time to time */
+	pthread_cond_t wake;
+	bool stop, threaded;
+	pthread_t thread;
+
+	struct store_stat st;     /* counters, atomic */
+};
+
+struct dir_session {
+	struct store_session base;
+	struct dir *d;
+	struct tools t;
+};
+
+#define COUNT(d, field, n) __atomic_fetch_add(&(d)->st.field, (n), __ATOMIC_RELAXED)
+
+static inline struct dir *dir_of(struct store_session *ss)
+{
+	return ((struct dir_session *)ss)->d;
+}
+
+/* Where an item was when it was looked up; the segment is held. */
+struct found {
+	struct index_entry e;
+	struct segment *seg;
+	uint64_t hash;
+};
+/* Looks in the index, and where it is not there and others may have put it, at what they did.  ask: it counts as asked
+ * for.  False: not there. */
+bool dir_find(struct dir *d, const struct store_key *key, bool ask, struct found *f);
+void segment_release(struct dir *d, struct segment *seg);
+/* The descriptor of a segment that is held; -1 and errno. */
+int segment_fd(struct dir *d, struct segment *seg);
+/* Closes files that nobody uses now; false: there are none. */
+bool dir_close_some(struct dir *d);
+/* For an index entry; 0: never. */
+uint32_t store_seconds(uint64_t expires_ns);
+/* Takes it out of the index if it still lies there; true: it did. */
+bool dir_forget(struct dir *d, const struct found *f);
+/* Deletes an item in its file, and in the file beside it. */
+void segment_drop(struct dir *d, struct segment *seg, uint32_t offset, uint32_t front);
+
+/* Under dir.lock for writing. */
+void entry_remove(struct dir *d, uint32_t entry);
+struct segment *segment_add(struct dir *d, const struct segment_id *id, struct ds_err *err);
+void segment_gone(struct dir *d, struct segment *seg);
+/* When an item that is known was put; 0: it cannot be read any more. */
+uint64_t entry_put_at(struct dir *d, const struct index_entry *e);
+/* One that is there already, from elsewhere, stays if it is younger; the other is deleted.  False: no memory. */
+bool entry_add(struct dir *d, struct segment *seg, const struct idx_record *r, unsigned asked);
+
+/* ---- dir_seen.c ---- */
+
+/* Without force at most every so often, and not while another thread does. */
+int dir_look(struct dir *d, bool force, struct ds_err *err);
+/* Under dir.write and the directory's lock: what dead processes left is made complete, as far as that is possible. */
+void dir_inherit(struct dir *d);
+void dir_sweep(struct dir *d, bool now);
+void *dir_thread(void *d);
+bool dir_lock(struct dir *d, bool wait);   /* of the directory; under dir.write */
+void dir_unlock(struct dir *d);
+
+/* ---- segment_write.c; all but segment_sync under dir.write ---- */
+
+uint64_t segment_bytes(const struct segment *seg); /* that it counts for */
+/* The active segment of that kind with room for n bytes, made and room made for it where needed.  moving: for an item
+ * that is moved.  DS_TEMP, DS_IO. */
+int segment_for(struct dir *d, bool main, uint64_t n, bool moving, struct segment **seg, struct ds_err *err);
+struct append {
+	struct store_item item;
+	unsigned flags;
+	const struct meta_builder *meta; /* complete */
+	const struct iovec *iov;
+	int iovs;
+	unsigned asked;
+	const struct segment *from;      /* of the one that it replaces */
+};
+int segment_append(struct dir *d, struct tools *t, struct segment *seg, const struct append *a, uint64_t *end,
+	struct ds_err *err);
+int segment_seal(struct dir *d, struct segment *seg, struct ds_err *err);
+int segment_close_file(struct dir *d, int fd, const struct segment_id *id, uint64_t frames, uint64_t size,
+	uint64_t *end, struct ds_err *err);
+/* It is no longer written here; gone: nor there. */
+void segment_let_go(struct dir *d, struct segment *seg, bool gone);
+void segment_unlock(struct dir *d, struct segment *seg); /* but for what is pinned */
+bool segment_unsafe(struct segment *seg);
+/* The bytes [at, at + n) of a file become so many frames that readers skip. */
+int segment_fill(struct dir *d, int fd, uint64_t at, uint64_t n, uint64_t seq, uint64_t frames, struct ds_err *err);
+int segment_sync(struct dir *d, struct segment *seg, uint64_t upto, struct ds_err *err);
+
+/* ---- evict.c ---- */
+
+uint64_t dir_bytes(struct dir *d);
+/* Until so many bytes more are within the limit.  DS_TEMP: they cannot be. */
+int dir_make_room(struct dir *d, uint64_t n, uint64_t limit, struct ds_err *err);
+/* One segment goes, whatever is in it; false: none can. */
+bool dir_evict_one(struct dir *d, bool moving, struct ds_err *err);
+/* Nobody else writes it or has pinned items of it, until segment_unlock. */
+bool segment_take(struct dir *d, struct segment *seg);
+void segment_remove(struct dir *d, struct segment *seg); /* its files */
+/* The records of a complete segment, from the file beside it or from itself. */
+int segment_records(struct dir *d, struct segment *seg, struct idx *x, struct ds_err *err);
+
+/* ---- the kind's operations ---- */
+
+int dir_get(struct store_session *ss, const struct store_key *keys, size_t n, const struct store_sink *sink, size_t *got,
+	struct ds_err *err);
+int dir_ref(struct store_session *ss, const struct store_key *key, struct store_ref *ref, struct ds_err *err);
+void dir_unref(struct store_session *ss, struct store_ref *ref);
+void dir_doubt(struct store_session *ss, const struct store_key *key);
+int dir_put(struct store_session *ss, const struct store_put *p, enum store_put_result *how, struct ds_err *err);
+int dir_put_item(struct dir_session *ss, const struct store_put *p, const struct store_item *as,
+	enum store_put_result *how, struct ds_err *err);
+int dir_del(struct store_session *ss, const struct store_key *key, bool *was, struct ds_err *err);
+int dir_pin(struct store_session *ss, const struct store_key *keys, size_t n, bool pin, struct ds_err *err);
+void dir_unpin_all(struct dir_session *ss);
+/* Under d->pins, which comes before d->lock. */
+bool dir_pinned(struct dir *d, const struct store_key *key);
+void dir_pin_moved(struct dir *d, const struct store_key *key, struct segment *to);
+
+/* ---- dir_format.c ---- */
+
+/* The directory, made where it may be, and its secret. */
+int format_open(struct dir *d, struct ds_err *err);
+
+#endif

@@ -1,0 +1,346 @@
+/* Storing and deleting items. */
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <xxhash.h>
+#include <zstd.h>
+
+#include "base/mem.h"
+#include "base/time.h"
+#include "store/dir_impl.h"
+
+enum { ZSTD_LEVEL = 1, TRIES = 8 };
+
+/* ---- one thread at a time stores a key ---- */
+
+static void flight_begin(struct dir *d, struct flight *f)
+{
+	struct flight *other;
+
+	pthread_mutex_lock(&d->flights);
+	do {
+		for (other = d->flight; other && !store_key_equal(&other->key, &f->key);)
+			other = other->next;
+		if (other)
+			pthread_cond_wait(&d->landed, &d->flights);
+	} while (other);
+	f->next = d->flight;
+	d->flight = f;
+	pthread_mutex_unlock(&d->flights);
+}
+
+static void flight_end(struct dir *d, const struct flight *f)
+{
+	struct flight **p = &d->flight;
+
+	pthread_mutex_lock(&d->flights);
+	while (*p != f)
+		p = &(*p)->next;
+	*p = f->next;
+	pthread_cond_broadcast(&d->landed);
+	pthread_mutex_unlock(&d->flights);
+}
+
+/* ---- payloads ---- */
+
+struct payload {
+	const struct iovec *iov;
+	int iovs;
+	struct iovec one;
+	unsigned flags, planes;
+	uint64_t xxh;
+};
+
+static void hash_plain(struct tools *t, const struct store_put *p, size_t size, struct payload *out)
+{
+	static const uint8_t zeros[FRAME_ALIGN];
+
+	XXH3_64bits_reset(t->xxh);
+	for (int i = 0; i < p->iovs; i++)
+		if (p->iov[i].iov_len)
+			XXH3_64bits_update(t->xxh, p->iov[i].iov_base, p->iov[i].iov_len);
+	XXH3_64bits_update(t->xxh, zeros, round_up(size, FRAME_ALIGN) - size);
+	*out = (struct payload){ .iov = p->iov, .iovs = p->iovs, .xxh = XXH3_64bits_digest(t->xxh) };
+}
+
+/* False: it does not save a twentieth. */
+static bool compress(struct tools *t, const struct store_put *p, size_t size, struct payload *out)
+{
+	size_t padded = round_up(size, FRAME_ALIGN), cap = padded - padded / 20, n;
+	unsigned planes = p->element >= 2 && p->element <= 16 ? p->element : 0;
+	uint8_t *a = tools_room(&t->a, &t->a_cap, padded), *b = tools_room(&t->b, &t->b_cap, cap);
+
+	if (!a || !b)
+		return false;
+	if (planes) {
+		store_payload_split(planes, p->iov, p->iovs, size, a);
+	} else {
+		size_t at = 0;
+
+		for (int i = 0; i < p->iovs; at += p->iov[i++].iov_len)
+			if (p->iov[i].iov_len)
+				memcpy(a + at, p->iov[i].iov_base, p->iov[i].iov_len);
+		memset(a + size, 0, padded - size);
+	}
+	n = ZSTD_compress(b, cap, a, padded, ZSTD_LEVEL);
+	if (ZSTD_isError(n))
+		return false;
+	*out = (struct payload){ .one = { b, n }, .iovs = 1, .flags = FRAME_ZSTD, .planes = planes,
+		.xxh = XXH3_64bits(a, padded) };
+	out->iov = &out->one;
+	return true;
+}
+
+/* ---- storing ---- */
+
+/* Bytes of the item's frame. */
+static int frame_size(struct tools *t, const struct append *a, uint64_t *n, struct ds_err *err)
+{
+	struct frame_front front;
+	int rc = frame_encode(t->w, FRAME_STORE, a->flags, 1, 0, a->meta, a->iov, a->iovs, false, &front, err);
+
+	if (rc)
+		return rc;
+	if (front.n > STORE_META_MAX)
+		return err_set(err, DS_DATA, "an item's meta of %zu bytes is over the limit of %d", front.n, STORE_META_MAX);
+	*n = front.n + front.pad;
+	for (int i = 0; i < a->iovs; i++)
+		*n += a->iov[i].iov_len;
+	return 0;
+}
+
+/* Under d->write. */
+static int append(struct dir *d, struct tools *t, const struct append *a, bool main, struct segment **seg, uint64_t *end,
+	struct ds_err *err)
+{
+	uint64_t n = 0;
+	int rc = frame_size(t, a, &n, err);
+
+	for (int i = 0; !rc; i++) {
+		bool went;
+
+		rc = segment_for(d, main, n, false, seg, err);
+		if (rc)
+			break;
+		rc = segment_append(d, t, *seg, a, end, err);
+		if (rc != DS_TEMP || i == TRIES)
+			break;
+		dir_lock(d, true); /* the disk is full */
+		went = dir_evict_one(d, false, &(struct ds_err){ 0 });
+		dir_unlock(d);
+		if (!went)
+			break;
+		rc = 0;
+	}
+	return rc;
+}
+
+/* An item that is to be replaced: its place, and a time after its own for the new one. */
+static bool older(struct dir *d, const struct store_key *key, struct found *f, uint64_t *at)
+{
+	uint64_t was;
+
+	if (!dir_find(d, key, false, f))
+		return false;
+	pthread_rwlock_wrlock(&d->lock);
+	was = entry_put_at(d, &f->e);
+	pthread_rwlock_unlock(&d->lock);
+	if (was >= *at)
+		*at = was + 1;
+	return true;
+}
+
+static void describe(struct dir_session *ss, const struct store_put *p, const struct store_item *as,
+	const struct payload *y, struct append *a)
+{
+	struct meta_builder *b = ss->t.meta;
+	uint64_t ttl = p->ttl_ns ? p->ttl_ns : ss->d->base.o.ttl_ns;
+
+	if (as) {
+		a->item.at_ns = as->at_ns;
+		a->item.expires_ns = as->expires_ns;
+	} else if (ttl && __builtin_add_overflow(a->item.at_ns, ttl, &a->item.expires_ns)) {
+		a->item.expires_ns = 0;
+	}
+	a->item.planes = y->planes;
+	meta_reset(b);
+	store_item_put(b, &a->item);
+	if (a->item.size)
+		meta_put_uint(b, "xxh", y->xxh);
+	if (p->meta)
+		meta_put_built(b, p->meta);
+	a->meta = b;
+	a->iov = y->iov;
+	a->iovs = y->iovs;
+	a->flags = y->flags;
+}
+
+static int store_it(struct dir_session *ss, const struct store_put *p, const struct store_item *as, size_t size, bool main,
+	struct ds_err *err)
+{
+	struct dir *d = ss->d;
+	struct append a = { .item = { .key = p->key, .size = size, .at_ns = (uint64_t)time_wall_ns() } };
+	struct segment *seg = NULL;
+	struct payload y;
+	struct found old;
+	uint64_t end = 0;
+	bool had;
+	int rc;
+
+	if (!d->base.o.zstd || !size || !compress(&ss->t, p, size, &y))
+		hash_plain(&ss->t, p, size, &y);
+	pthread_mutex_lock(&d->write);
+	had = p->replace && older(d, &p->key, &old, &a.item.at_ns);
+	a.from = had ? old.seg : NULL;
+	describe(ss, p, as, &y, &a);
+	rc = append(d, &ss->t, &a, main, &seg, &end, err);
+	if (!rc) {
+		pthread_rwlock_wrlock(&d->lock);
+		seg->refs++;
+		pthread_rwlock_unlock(&d->lock);
+	}
+	pthread_mutex_unlock(&d->write);
+	if (!rc) {
+		if (p->sync || d->base.o.sync)
+			rc = segment_sync(d, seg, end, err);
+		segment_release(d, seg);
+	}
+	if (had) {
+		if (!rc)
+			segment_drop(d, old.seg, old.e.offset, old.e.front);
+		segment_release(d, old.seg);
+	}
+	return rc;
+}
+
+/* It is there: 0, and with sync, on disk. */
+static int already(struct dir *d, const struct store_put *p, bool *is, struct ds_err *err)
+{
+	struct found f;
+	int rc = 0;
+
+	*is = dir_find(d, &p->key, false, &f);
+	if (!*is)
+		return 0;
+	if (p->sync || d->base.o.sync) {
+		rc = segment_sync(d, f.seg, ((uint64_t)f.e.offset + f.e.front + f.e.data) * INDEX_UNIT, err);
+		*is = !rc; /* else it is stored once more */
+	}
+	segment_release(d, f.seg);
+	return 0;
+}
+
+static bool admitted(struct dir *d, const struct store_put *p, bool *main)
+{
+	uint64_t hash;
+	bool ghost;
+
+	pthread_rwlock_wrlock(&d->lock);
+	hash = index_hash(d->index, &p->key);
+	ghost = index_ghost(d->index, hash);
+	if (d->base.o.admission == STORE_ADMIT_SECOND && !ghost)
+		index_ghost_add(d->index, hash);
+	pthread_rwlock_unlock(&d->lock);
+	*main = ghost && d->base.o.admission == STORE_ADMIT_ALL;
+	return ghost || p->replace || d->base.o.admission == STORE_ADMIT_ALL;
+}
+
+static int check_size(const struct dir *d, const struct store_put *p, size_t *size, struct ds_err *err)
+{
+	uint64_t most = d->base.o.max_frame;
+
+	*size = 0;
+	for (int i = 0; i < p->iovs; i++)
+		if (__builtin_add_overflow(*size, p->iov[i].iov_len, size))
+			*size = SIZE_MAX;
+	if (most > UINT32_MAX - FRAME_ALIGN)
+		most = UINT32_MAX - FRAME_ALIGN;
+	if (*size > most)
+		return err_set(err, DS_DATA, "an item of %zu bytes is over the limit of %llu", *size,
+			(unsigned long long)most);
+	if (d->base.o.capacity && *size > d->base.o.capacity)
+		return err_set(err, DS_TEMP, "an item of %zu bytes is larger than the store of %llu", *size,
+			(unsigned long long)d->base.o.capacity);
+	return 0;
+}
+
+int dir_put_item(struct dir_session *ss, const struct store_put *p, const struct store_item *as,
+	enum store_put_result *how, struct ds_err *err)
+{
+	struct dir *d = ss->d;
+	struct flight f = { .key = p->key };
+	bool is = false, main = false;
+	size_t size;
+	int rc = check_size(d, p, &size, err);
+
+	if (rc)
+		goto out;
+	flight_begin(d, &f);
+	if (!p->replace)
+		rc = already(d, p, &is, err);
+	if (rc) {
+		;
+	} else if (is) {
+		*how = STORE_ALREADY;
+		COUNT(d, already, 1);
+	} else if (!admitted(d, p, &main)) {
+		*how = STORE_NOT_ADMITTED;
+		COUNT(d, not_admitted, 1);
+	} else {
+		rc = store_it(ss, p, as, size, main, err);
+		*how = STORE_STORED;
+	}
+	flight_end(d, &f);
+	if (!rc && *how == STORE_STORED) {
+		COUNT(d, puts, 1);
+		COUNT(d, put_bytes, size);
+	}
+out:
+	if (rc)
+		COUNT(d, refused, 1);
+	return rc;
+}
+
+int dir_put(struct store_session *ss, const struct store_put *p, enum store_put_result *how, struct ds_err *err)
+{
+	return dir_put_item((struct dir_session *)ss, p, NULL, how, err);
+}
+
+/* ---- deleting ---- */
+
+void segment_drop(struct dir *d, struct segment *seg, uint32_t offset, uint32_t front)
+{
+	uint8_t p[SEGMENT_FRONT_MAX];
+	size_t n = (size_t)front * INDEX_UNIT;
+	uint64_t at = (uint64_t)offset * INDEX_UNIT;
+	bool beside;
+	int fd;
+
+	if (d->base.o.read_only || n > sizeof p)
+		return;
+	/* First where it would be found again: the file beside the segment tells nothing of one that is half deleted. */
+	beside = idx_drop(d->fd, &seg->id, offset);
+	fd = segment_fd(d, seg);
+	if (fd >= 0 && pread(fd, p, n, (off_t)at) == (ssize_t)n && p[7] == FRAME_STORE && frame_drop(p, n) &&
+		pwrite(fd, p, FRAME_HEAD_BYTES, (off_t)at) == FRAME_HEAD_BYTES && !beside)
+		idx_drop(d->fd, &seg->id, offset); /* the segment may have been completed meanwhile */
+}
+
+int dir_del(struct store_session *ss, const struct store_key *key, bool *was, struct ds_err *err)
+{
+	struct dir *d = dir_of(ss);
+	struct found f;
+	int rc;
+
+	pthread_mutex_lock(&d->write);
+	dir_lock(d, true); /* nothing is being moved, and all copies are known */
+	rc = dir_look(d, true, err);
+	while (!rc && dir_find(d, key, false, &f)) {
+		segment_drop(d, f.seg, f.e.offset, f.e.front);
+		*was = dir_forget(d, &f) || *was;
+		segment_release(d, f.seg);
+	}
+	dir_unlock(d);
+	pthread_mutex_unlock(&d->write);
+	return rc;
+}

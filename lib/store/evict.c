@@ -1,0 +1,314 @@
+/*
+ * Making room: S3-FIFO by whole segments, as dir.h says.  Under dir.write and the directory's lock.
+ *
+ * What others asked for is not known here: where several processes share a directory, each that makes room judges by
+ * what it was asked itself.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "store/dir_impl.h"
+
+enum {
+	SMALL_SHARE = 10, /* one in so many bytes is for what is new */
+	MOVE_MOST = 4,    /* segments' worth of items that are moved to make room once; then they go, too */
+	BATCH = 256,
+};
+
+uint64_t dir_bytes(struct dir *d)
+{
+	uint64_t n = 0;
+
+	pthread_rwlock_rdlock(&d->lock);
+	for (uint32_t i = 0; i < d->segs; i++)
+		if (d->seg[i] && !d->seg[i]->gone)
+			n += segment_bytes(d->seg[i]);
+	pthread_rwlock_unlock(&d->lock);
+	return n;
+}
+
+int segment_records(struct dir *d, struct segment *seg, struct idx *x, struct ds_err *err)
+{
+	enum scan_got got = SCAN_GAP;
+	struct scan s;
+	int fd, rc = idx_read(d->fd, &seg->id, x, err);
+
+	if (rc != DS_NO)
+		return rc;
+	fd = segment_fd(d, seg);
+	if (fd < 0)
+		return err_errno(err, DS_IO, "cannot open '%s/%s'", d->path, seg->name);
+	rc = scan_begin(&s, fd, &seg->id, d->marked ? &d->secret : NULL, err);
+	while (!rc && got != SCAN_STOP && got != SCAN_END) {
+		struct idx_record r;
+
+		rc = scan_next(&s, &got, err);
+		if (rc || got != SCAN_ITEM)
+			continue;
+		scan_record(&s, &r);
+		if (!idx_add(x, &r))
+			rc = err_nomem(err, sizeof r, "an index of a segment");
+	}
+	scan_end(&s);
+	return rc;
+}
+
+/* ---- which ---- */
+
+/* The oldest of its kind that is complete; its kind: small ones as long as they have more than their share. */
+static struct segment *pick(struct dir *d)
+{
+	struct segment *oldest[2] = { NULL, NULL }, *seg;
+	uint64_t bytes[2] = { 0, 0 };
+	bool main;
+
+	pthread_rwlock_rdlock(&d->lock);
+	for (uint32_t i = 0; i < d->segs; i++) {
+		struct segment **o;
+
+		seg = d->seg[i];
+		if (!seg || seg->gone)
+			continue;
+		bytes[seg->id.main] += segment_bytes(seg);
+		o = &oldest[seg->id.main];
+		if (seg->sealed && !seg->skip && !seg->mine && (!*o || segment_order(&seg->id, &(*o)->id) < 0))
+			*o = seg;
+	}
+	main = bytes[0] < (bytes[0] + bytes[1]) / SMALL_SHARE;
+	seg = oldest[main] ? oldest[main] : oldest[!main];
+	if (seg)
+		__atomic_fetch_add(&seg->refs, 1, __ATOMIC_RELAXED);
+	pthread_rwlock_unlock(&d->lock);
+	return seg;
+}
+
+/* What may be evicted again. */
+static void skip_none(struct dir *d)
+{
+	pthread_rwlock_wrlock(&d->lock);
+	for (uint32_t i = 0; i < d->segs; i++)
+		if (d->seg[i])
+			d->seg[i]->skip = false;
+	pthread_rwlock_unlock(&d->lock);
+}
+
+/* ---- moving on ---- */
+
+static bool still_there(struct dir *d, const struct segment *seg, const struct idx_record *r, unsigned *asked)
+{
+	uint32_t entry;
+	bool is = false;
+
+	pthread_rwlock_rdlock(&d->lock);
+	entry = index_find(d->index, &r->key, index_hash(d->index, &r->key));
+	if (entry != INDEX_NONE) {
+		const struct index_entry *e = index_at(d->index, entry);
+
+		is = e->segment == seg->slot && e->offset == r->offset;
+		*asked = index_asked(e);
+	}
+	pthread_rwlock_unlock(&d->lock);
+	return is;
+}
+
+static int move(struct dir *d, struct segment *from, const struct idx_record *r, bool to_main, unsigned asked,
+	struct ds_err *err)
+{
+	static const char *const padding[] = { "_", NULL };
+	uint64_t n = ((uint64_t)r->front + r->data) * INDEX_UNIT, at = (uint64_t)r->offset * INDEX_UNIT, end;
+	uint8_t *p = tools_room(&d->tools.a, &d->tools.a_cap, (size_t)n);
+	int fd = segment_fd(d, from), rc;
+	struct append a = { .iovs = 1, .asked = asked, .from = from };
+	struct segment *to;
+	struct iovec iov;
+	struct frame f;
+
+	if (!p)
+		return err_nomem(err, (size_t)n, "an item");
+	for (uint64_t have = 0; have < n;) {
+		ssize_t got = fd < 0 ? -1 : pread(fd, p + have, (size_t)(n - have), (off_t)(at + have));
+
+		if (got < 0 && fd >= 0 && errno == EINTR)
+			continue;
+		if (got <= 0)
+			return err_set(err, DS_IO, "cannot read '%s/%s'", d->path, from->name);
+		have += (uint64_t)got;
+	}
+	rc = frame_parse(d->tools.parser, p, (size_t)n, &f, err);
+	if (!rc)
+		rc = store_item_get(&f, &a.item, err);
+	if (!rc && !store_key_equal(&a.item.key, &r->key))
+		rc = err_set(err, DS_DATA, "another item lies there");
+	if (!rc)
+		rc = segment_for(d, to_main, n + FRAME_ALIGN, true, &to, err);
+	if (rc)
+		return rc;
+	meta_reset(d->tools.meta);
+	meta_put_rest(d->tools.meta, f.meta, padding);
+	iov = (struct iovec){ f.data, f.data_len };
+	a.meta = d->tools.meta;
+	a.iov = &iov;
+	a.flags = f.flags;
+	rc = segment_append(d, &d->tools, to, &a, &end, err);
+	if (rc)
+		return rc;
+	dir_pin_moved(d, &r->key, to);
+	COUNT(d, moved_bytes, n);
+	return 0;
+}
+
+/* What is wanted goes on.  DS_TEMP: something that is pinned could not. */
+static int move_wanted(struct dir *d, struct segment *seg, const struct idx *x, uint64_t *budget, struct ds_err *err)
+{
+	int rc = 0;
+
+	for (size_t i = 0; i < x->n && !rc; i++) {
+		const struct idx_record *r = &x->rec[i];
+		uint64_t n = ((uint64_t)r->front + r->data) * INDEX_UNIT;
+		unsigned asked = 0;
+		bool pinned;
+
+		if (r->dead || !still_there(d, seg, r, &asked))
+			continue;
+		pthread_mutex_lock(&d->pins);
+		pinned = dir_pinned(d, &r->key);
+		pthread_mutex_unlock(&d->pins);
+		if (!pinned && (!asked || n > *budget))
+			continue;
+		if (move(d, seg, r, true, seg->id.main && asked ? asked - 1 : 0, err) && pinned)
+			rc = err_set(err, DS_TEMP, "what is pinned cannot be moved");
+		*budget -= n < *budget ? n : *budget;
+	}
+	return rc;
+}
+
+/* ---- going ---- */
+
+/* Entries of records [n] go; false: one of them is pinned. */
+static bool remove_some(struct dir *d, struct segment *seg, const struct idx_record *r, size_t n)
+{
+	bool pinned = false;
+
+	pthread_mutex_lock(&d->pins);
+	pthread_rwlock_wrlock(&d->lock);
+	for (size_t i = 0; i < n && !pinned; i++) {
+		uint64_t hash = index_hash(d->index, &r[i].key);
+		uint32_t entry = r[i].dead ? INDEX_NONE : index_find(d->index, &r[i].key, hash);
+		const struct index_entry *e = entry == INDEX_NONE ? NULL : index_at(d->index, entry);
+
+		if (!e || e->segment != seg->slot || e->offset != r[i].offset)
+			continue;
+		pinned = dir_pinned(d, &r[i].key);
+		if (pinned)
+			break;
+		COUNT(d, evicted, 1);
+		COUNT(d, evicted_bytes, (uint64_t)index_data(e) * INDEX_UNIT);
+		entry_remove(d, entry);
+		if (!seg->id.main)
+			index_ghost_add(d->index, hash);
+	}
+	pthread_rwlock_unlock(&d->lock);
+	pthread_mutex_unlock(&d->pins);
+	return !pinned;
+}
+
+void segment_remove(struct dir *d, struct segment *seg)
+{
+	char name[SEGMENT_NAME];
+
+	unlinkat(d->fd, seg->name, 0);
+	segment_name(&seg->id, ".idx", name);
+	unlinkat(d->fd, name, 0);
+	pthread_rwlock_wrlock(&d->lock);
+	segment_gone(d, seg);
+	pthread_rwlock_unlock(&d->lock);
+}
+
+static bool evict(struct dir *d, struct segment *seg, bool moving, uint64_t *budget, struct ds_err *err)
+{
+	struct idx x = { 0 };
+	bool went;
+
+	/* What cannot be read has no items to move; those the index has of it are swept out later. */
+	if (segment_records(d, seg, &x, err))
+		idx_free(&x);
+	went = !moving || !move_wanted(d, seg, &x, budget, err);
+	for (size_t i = 0; i < x.n && went; i += BATCH)
+		went = remove_some(d, seg, x.rec + i, x.n - i < BATCH ? x.n - i : BATCH);
+	if (went)
+		segment_remove(d, seg);
+	idx_free(&x);
+	return went;
+}
+
+/* A segment's lock, by which others say that they write it or have pinned items of it. */
+bool segment_take(struct dir *d, struct segment *seg)
+{
+	int fd = segment_fd(d, seg);
+	bool taken = fd < 0 || file_lock(fd, LOCK_ALONE, false);
+
+	if (!taken)
+		segment_unlock(d, seg); /* what was shared is not any more */
+	return taken;
+}
+
+static bool evict_oldest(struct dir *d, bool moving, uint64_t *budget, struct ds_err *err)
+{
+	struct segment *seg;
+	bool went = false;
+
+	while (!went && (seg = pick(d))) {
+		if (segment_take(d, seg)) {
+			went = evict(d, seg, moving, budget, err);
+			segment_unlock(d, seg);
+		}
+		if (!went) {
+			pthread_rwlock_wrlock(&d->lock);
+			seg->skip = true;
+			pthread_rwlock_unlock(&d->lock);
+		}
+		segment_release(d, seg);
+	}
+	return went;
+}
+
+/* The segments that are being written can go when there are no others. */
+static bool seal_all(struct dir *d)
+{
+	struct ds_err err;
+	bool any = false;
+
+	for (int i = 0; i < 2; i++)
+		if (d->active[i]) {
+			segment_seal(d, d->active[i], &err);
+			any = true;
+		}
+	return any;
+}
+
+bool dir_evict_one(struct dir *d, bool moving, struct ds_err *err)
+{
+	uint64_t budget = MOVE_MOST * d->segment_bytes;
+	bool went;
+
+	skip_none(d);
+	went = evict_oldest(d, moving, &budget, err);
+	if (!went && seal_all(d))
+		went = evict_oldest(d, moving, &budget, err);
+	return went;
+}
+
+int dir_make_room(struct dir *d, uint64_t n, uint64_t limit, struct ds_err *err)
+{
+	uint64_t budget = MOVE_MOST * d->segment_bytes;
+
+	skip_none(d);
+	while (dir_bytes(d) + n > limit)
+		if (!evict_oldest(d, true, &budget, err) && !seal_all(d))
+			return err_set(err, DS_TEMP, "the store is full: %llu bytes, and nothing of it can go now",
+				(unsigned long long)dir_bytes(d));
+	dir_sweep(d, false);
+	return 0;
+}

@@ -1,0 +1,396 @@
+/*
+ * Writing segments: made, appended to, sealed, brought to disk.
+ *
+ * An item is written front first: what a killed process left of one ends where its file ends, and what a machine that
+ * lost its power left of one has a wrong XXH3 (or front).  So no order within an item is needed; after `sync`, the
+ * answer waits for fdatasync of the file and, once, for the directory that names it.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/sync.h"
+#include "base/time.h"
+#include "base/version.h"
+#include "frame/hello.h"
+#include "store/dir_impl.h"
+
+enum { PIECES = 64, HELLO_MAX = 512 };
+
+uint64_t segment_bytes(const struct segment *seg)
+{
+	uint64_t size = __atomic_load_n(&seg->size, __ATOMIC_RELAXED);
+	uint64_t beside = IDX_HEAD + __atomic_load_n(&seg->items, __ATOMIC_RELAXED) * IDX_RECORD;
+
+	if (!seg->sealed && size + beside < seg->reserve)
+		return seg->reserve;
+	return size + beside;
+}
+
+/* All of iov at that place. */
+static int write_at(int fd, const struct iovec *iov, size_t n, uint64_t at)
+{
+	size_t skip = 0; /* bytes of iov[0] that are written */
+
+	while (n) {
+		struct iovec part[PIECES];
+		size_t m = n < PIECES ? n : PIECES;
+		ssize_t put;
+
+		memcpy(part, iov, m * sizeof *part);
+		part[0].iov_base = (uint8_t *)part[0].iov_base + skip;
+		part[0].iov_len -= skip;
+		put = pwritev(fd, part, (int)m, (off_t)at);
+		if (put < 0 && errno == EINTR)
+			continue;
+		if (put < 0)
+			return -1;
+		at += (uint64_t)put;
+		skip += (size_t)put;
+		for (; n && skip >= iov->iov_len; iov++, n--)
+			skip -= iov->iov_len;
+		if (!put && n && m == n) {
+			errno = EIO;
+			return -1;
+		}
+	}
+	return 0;
+}
+
+/* A frame at the end of the file; what cannot be written whole is cut off again. */
+static int write_frame(int fd, const char *name, const struct iovec *iov, size_t n, uint64_t at, struct ds_err *err)
+{
+	int why;
+
+	if (write_at(fd, iov, n, at) == 0)
+		return 0;
+	why = errno;
+	if (ftruncate(fd, (off_t)at))
+		why = why == ENOSPC ? EIO : why; /* the segment cannot go on */
+	errno = why;
+	return err_errno(err, why == ENOSPC || why == EDQUOT ? DS_TEMP : DS_IO, "cannot write to '%s'", name);
+}
+
+static int put_hello(struct dir *d, struct segment *seg, struct ds_err *err)
+{
+	struct hello h = { .minor = DS_FRAME_MINOR, .program = "ds-kvstore", .version = DS_VERSION, .role = "store" };
+	struct frame_front front;
+	struct iovec iov;
+	int rc;
+
+	meta_reset(d->tools.meta);
+	hello_put(d->tools.meta, &h);
+	meta_put_uint(d->tools.meta, "reserve", seg->reserve);
+	rc = frame_encode(d->tools.w, FRAME_HELLO, 0, 0, 0, d->tools.meta, NULL, 0, false, &front, err);
+	if (rc)
+		return rc;
+	iov = (struct iovec){ (void *)(uintptr_t)front.p, front.n };
+	rc = write_frame(seg->fd, seg->name, &iov, 1, 0, err);
+	seg->size = front.n;
+	seg->frames = 1;
+	return rc;
+}
+
+static int create(struct dir *d, bool main, uint64_t reserve, struct segment **out, struct ds_err *err)
+{
+	uint64_t now = (uint64_t)time_wall_ns();
+	struct segment_id id = { now > d->time ? now : d->time + 1, d->writer, main };
+	struct segment *seg;
+	int rc;
+
+	d->time = id.time;
+	pthread_rwlock_wrlock(&d->lock);
+	seg = segment_add(d, &id, err);
+	if (seg) {
+		seg->mine = true;
+		seg->reserve = reserve;
+		seg->refs = 1; /* the writer's */
+	}
+	pthread_rwlock_unlock(&d->lock);
+	if (!seg)
+		return err->code;
+	do
+		seg->fd = openat(d->fd, seg->name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+	while (seg->fd < 0 && (errno == EMFILE || errno == ENFILE) && dir_close_some(d));
+	if (seg->fd < 0) {
+		rc = err_errno(err, errno == ENOSPC || errno == EDQUOT ? DS_TEMP : DS_IO, "cannot make '%s/%s'",
+			d->path, seg->name);
+	} else {
+		file_lock(seg->fd, LOCK_ALONE, true);
+		rc = put_hello(d, seg, err);
+		if (rc)
+			unlinkat(d->fd, seg->name, 0);
+	}
+	if (rc) {
+		segment_let_go(d, seg, true);
+		return rc;
+	}
+	*out = seg;
+	return 0;
+}
+
+void segment_let_go(struct dir *d, struct segment *seg, bool gone)
+{
+	for (int i = 0; i < 2; i++)
+		if (d->active[i] == seg)
+			d->active[i] = NULL;
+	pthread_rwlock_wrlock(&d->lock);
+	seg->mine = false;
+	if (gone)
+		segment_gone(d, seg);
+	pthread_rwlock_unlock(&d->lock);
+	idx_free(&seg->idx);
+	if (seg->fd >= 0)
+		segment_unlock(d, seg);
+	segment_release(d, seg);
+}
+
+static bool has_room(const struct segment *seg, uint64_t n)
+{
+	return seg->size + n + SEGMENT_END_MAX + IDX_HEAD + (seg->idx.n + 1) * IDX_RECORD <= seg->reserve;
+}
+
+/* Room within the capacity, of which one segment's worth is kept for what eviction moves. */
+static int make_room(struct dir *d, uint64_t reserve, struct ds_err *err)
+{
+	uint64_t capacity = d->base.o.capacity, spare = d->segment_bytes;
+	int rc = dir_look(d, true, err);
+
+	if (rc)
+		return rc;
+	dir_inherit(d);
+	if (!capacity)
+		return 0;
+	return dir_make_room(d, reserve, reserve + spare > capacity ? capacity : capacity - spare, err);
+}
+
+int segment_for(struct dir *d, bool main, uint64_t n, bool moving, struct segment **out, struct ds_err *err)
+{
+	uint64_t reserve = HELLO_MAX + n + SEGMENT_END_MAX + IDX_HEAD + IDX_RECORD, capacity = d->base.o.capacity;
+	struct segment *seg = d->active[main];
+	int rc = 0;
+
+	*out = seg;
+	if (seg && has_room(seg, n) && !segment_unsafe(seg))
+		return 0;
+	if (capacity && reserve > capacity)
+		return err_set(err, DS_TEMP, "an item of %llu bytes is larger than the store of %llu",
+			(unsigned long long)n, (unsigned long long)capacity);
+	if (seg && segment_seal(d, seg, err))
+		err->text[0] = 0; /* whoever comes next completes it */
+	if (reserve < d->segment_bytes)
+		reserve = d->segment_bytes;
+	if (moving) {
+		if (capacity && dir_bytes(d) + reserve > capacity)
+			return err_set(err, DS_TEMP, "no room to move an item to");
+		return create(d, main, reserve, &d->active[main], err) ? err->code : (*out = d->active[main], 0);
+	}
+	dir_lock(d, true);
+	rc = make_room(d, reserve, err);
+	if (!rc)
+		rc = create(d, main, reserve, &d->active[main], err);
+	for (int i = 0; rc == DS_TEMP && i < 8 && dir_evict_one(d, false, err); i++) /* the disk is full */
+		rc = create(d, main, reserve, &d->active[main], err);
+	dir_unlock(d);
+	*out = d->active[main];
+	return rc;
+}
+
+int segment_append(struct dir *d, struct tools *t, struct segment *seg, const struct append *a, uint64_t *end,
+	struct ds_err *err)
+{
+	static const uint8_t zeros[FRAME_ALIGN];
+	uint64_t at = seg->size, data = 0;
+	struct idx_record r = { .key = a->item.key, .at_ns = a->item.at_ns };
+	struct frame_front front;
+	struct iovec *iov = mem_array((size_t)a->iovs + 2, sizeof *iov);
+	int rc;
+
+	if (!iov)
+		return err_nomem(err, (size_t)a->iovs * sizeof *iov, "pieces of an item");
+	rc = frame_encode(t->w, FRAME_STORE, a->flags, segment_mark(&d->secret, &seg->id, at), seg->frames, a->meta, a->iov,
+		a->iovs, false, &front, err);
+	if (rc)
+		goto out;
+	iov[0] = (struct iovec){ (void *)(uintptr_t)front.p, front.n };
+	for (int i = 0; i < a->iovs; i++) {
+		iov[i + 1] = a->iov[i];
+		data += a->iov[i].iov_len;
+	}
+	iov[a->iovs + 1] = (struct iovec){ (void *)(uintptr_t)zeros, front.pad };
+	data += front.pad;
+	rc = write_frame(seg->fd, seg->name, iov, (size_t)a->iovs + 2, at, err);
+	if (rc == DS_IO) /* not one that can be trusted further */
+		segment_seal(d, seg, &(struct ds_err){ 0 });
+	if (rc)
+		goto out;
+	r.offset = (uint32_t)(at / INDEX_UNIT);
+	r.front = (uint16_t)(front.n / INDEX_UNIT);
+	r.data = (uint32_t)(data / INDEX_UNIT);
+	r.expires = store_seconds(a->item.expires_ns);
+	*end = at + front.n + data;
+	seg->frames++;
+	__atomic_store_n(&seg->size, *end, __ATOMIC_RELAXED);
+	if (!idx_add(&seg->idx, &r))
+		rc = err_nomem(err, sizeof r, "an index of a segment");
+	pthread_rwlock_wrlock(&d->lock);
+	d->leaving = a->from;
+	if (!rc && !entry_add(d, seg, &r, a->asked))
+		rc = err_nomem(err, sizeof r, "the index");
+	d->leaving = NULL;
+	pthread_rwlock_unlock(&d->lock);
+out:
+	free(iov);
+	return rc;
+}
+
+/* ---- complete ---- */
+
+int segment_close_file(struct dir *d, int fd, const struct segment_id *id, uint64_t frames, uint64_t size,
+	uint64_t *end, struct ds_err *err)
+{
+	struct frame_front front;
+	char name[SEGMENT_NAME];
+	struct iovec iov;
+	int rc;
+
+	segment_name(id, ".seg", name);
+	meta_reset(d->tools.meta);
+	meta_put_uint(d->tools.meta, "frames", frames);
+	meta_put_uint(d->tools.meta, "bytes", size);
+	rc = frame_encode(d->tools.w, FRAME_END, 0, 0, frames, d->tools.meta, NULL, 0, false, &front, err);
+	if (rc)
+		return rc;
+	iov = (struct iovec){ (void *)(uintptr_t)front.p, front.n };
+	*end = size + front.n;
+	return write_frame(fd, name, &iov, 1, size, err);
+}
+
+/* Others may have deleted items while the file beside it was not there yet: those it says are alive. */
+static void drop_dead(struct dir *d, struct segment *seg)
+{
+	for (size_t i = 0; i < seg->idx.n; i++) {
+		const struct idx_record *r = &seg->idx.rec[i];
+		uint8_t head[FRAME_HEAD_BYTES];
+
+		if (pread(seg->fd, head, sizeof head, (off_t)((uint64_t)r->offset * INDEX_UNIT)) != sizeof head ||
+			frame_front_bytes(head) != (size_t)r->front * INDEX_UNIT || head[7] != FRAME_STORE)
+			idx_drop(d->fd, &seg->id, r->offset);
+	}
+}
+
+int segment_seal(struct dir *d, struct segment *seg, struct ds_err *err)
+{
+	uint64_t end = seg->size;
+	bool empty = !seg->idx.n;
+	int rc = 0;
+
+	if (empty) {
+		unlinkat(d->fd, seg->name, 0);
+	} else {
+		rc = segment_close_file(d, seg->fd, &seg->id, seg->frames, seg->size, &end, err);
+		if (!rc) {
+			pthread_rwlock_wrlock(&d->lock);
+			seg->size = end;
+			seg->sealed = true;
+			pthread_rwlock_unlock(&d->lock);
+			seg->idx.size = end;
+			rc = idx_write(d->fd, &seg->id, &seg->idx, err);
+			seg->beside = !rc;
+			if (!rc)
+				drop_dead(d, seg);
+		}
+	}
+	segment_let_go(d, seg, empty);
+	return rc;
+}
+
+void segment_unlock(struct dir *d, struct segment *seg)
+{
+	int fd = segment_fd(d, seg);
+
+	pthread_mutex_lock(&d->pins);
+	if (fd >= 0)
+		file_lock(fd, seg->pins ? LOCK_SHARED : LOCK_NONE, false);
+	pthread_mutex_unlock(&d->pins);
+}
+
+int segment_fill(struct dir *d, int fd, uint64_t at, uint64_t n, uint64_t seq, uint64_t frames, struct ds_err *err)
+{
+	int rc = 0;
+
+	meta_reset(d->tools.meta);
+	for (uint64_t i = 0; !rc && i < frames; i++) {
+		uint64_t left = n - (frames - i) * FRAME_ALIGN, data = i + 1 < frames ? 0 : left;
+		struct iovec iov = { NULL, (size_t)data }; /* what lies there */
+		struct frame_front front;
+
+		rc = frame_encode(d->tools.w, FRAME_DROPPED, FRAME_DROPPABLE, 0, seq + i, d->tools.meta, &iov, data != 0,
+			false, &front, err);
+		if (!rc && pwrite(fd, front.p, front.n, (off_t)at) != (ssize_t)front.n)
+			rc = err_errno(err, DS_IO, "cannot write to a segment");
+		at += FRAME_ALIGN;
+		n -= FRAME_ALIGN;
+	}
+	return rc;
+}
+
+/* ---- on disk ---- */
+
+bool segment_unsafe(struct segment *seg)
+{
+	bool unsafe;
+
+	pthread_mutex_lock(&seg->sync);
+	unsafe = seg->unsafe;
+	pthread_mutex_unlock(&seg->sync);
+	return unsafe;
+}
+
+/* Under seg->sync, which is released meanwhile: whoever comes later waits, and shares the next one. */
+static int sync_once(struct dir *d, struct segment *seg, struct ds_err *err)
+{
+	uint64_t size = __atomic_load_n(&seg->size, __ATOMIC_RELAXED);
+	bool named = seg->named;
+	int fd, rc = 0, bad;
+
+	seg->syncing = true;
+	pthread_mutex_unlock(&seg->sync);
+	fd = segment_fd(d, seg);
+	do
+		bad = fd < 0 ? -1 : fdatasync(fd);
+	while (bad && errno == EINTR);
+	if (bad)
+		rc = err_errno(err, DS_IO, "cannot write '%s/%s' to disk", d->path, seg->name);
+	else if (!named)
+		rc = sync_fd(d->fd, d->path, err);
+	pthread_mutex_lock(&seg->sync);
+	seg->syncing = false;
+	if (rc)
+		seg->unsafe = true; /* what was lost is not known, and the next call would not tell */
+	else
+		seg->named = true;
+	if (!rc && size > seg->synced)
+		seg->synced = size;
+	pthread_cond_broadcast(&seg->synced_more);
+	return rc;
+}
+
+int segment_sync(struct dir *d, struct segment *seg, uint64_t upto, struct ds_err *err)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&seg->sync);
+	while (!rc && seg->synced < upto && !seg->unsafe)
+		if (seg->syncing)
+			pthread_cond_wait(&seg->synced_more, &seg->sync);
+		else
+			rc = sync_once(d, seg, err);
+	if (!rc && seg->synced < upto)
+		rc = err_set(err, DS_IO, "'%s/%s' could not be written to disk", d->path, seg->name);
+	pthread_mutex_unlock(&seg->sync);
+	return rc;
+}
