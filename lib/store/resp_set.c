@@ -6,6 +6,7 @@
 
 #define SECOND ((int64_t)1000000000)
 #define MS ((int64_t)1000000)
+#define LONGEST (100 * 365 * (86400 * SECOND)) /* longer is as long: nanoseconds since 1970 end in 2262 */
 
 struct set {
 	bool if_absent, if_there, get, keep, timed;
@@ -49,13 +50,17 @@ static bool parse_ttl(struct resp_conn *c, size_t i, int64_t unit, bool absolute
 		resp_error(c, "ERR value is not an integer or out of range");
 		return false;
 	}
-	if (v <= 0 || __builtin_mul_overflow(v, unit, &how->ttl_ns)) {
+	if (v <= 0) {
 		resp_error(c, "ERR invalid expire time in '%s' command", c->command->name);
 		return false;
 	}
 	how->timed = true;
+	if (__builtin_mul_overflow(v, unit, &how->ttl_ns))
+		how->ttl_ns = INT64_MAX;
 	if (absolute)
 		how->ttl_ns -= time_wall_ns();
+	if (how->ttl_ns > LONGEST)
+		how->ttl_ns = LONGEST;
 	return true;
 }
 

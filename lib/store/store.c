@@ -5,7 +5,7 @@
 
 /* Each kind adds itself here. */
 static const struct store_ops *const kinds[] = {
-	&store_dir, &store_remote_unix, &store_remote_tcp,
+	&store_dir, &store_remote_unix, &store_remote_tcp, &store_redis, &store_redis_cluster,
 };
 
 int store_open(struct store **s, const char *addr, const struct store_options *o, struct ds_err *err)

@@ -1,0 +1,542 @@
+/* RESP: numbers, lines, strings that come in any pieces, replies; the Redis front over a store in memory. */
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+
+#include "store/redis_impl.h"
+#include "store/resp_impl.h"
+#include "tests/unit/store_mem.h"
+
+#define S(s) s, sizeof(s) - 1
+
+/* ---- reading and writing ---- */
+
+static void test_numbers(void)
+{
+	static const struct { const char *s; bool good; int64_t v; } t[] = {
+		{ "0", true, 0 }, { "7", true, 7 }, { "-1", true, -1 }, { "9223372036854775807", true, INT64_MAX },
+		{ "-9223372036854775808", true, INT64_MIN }, { "9223372036854775808", false, 0 },
+		{ "-9223372036854775809", false, 0 }, { "", false, 0 }, { "-", false, 0 }, { "+1", false, 0 },
+		{ " 1", false, 0 }, { "1 ", false, 0 }, { "1x", false, 0 }, { "99999999999999999999999", false, 0 },
+	};
+	int64_t v;
+
+	for (size_t i = 0; i < ARRAY_LEN(t); i++)
+		tap_ok(resp_number(t[i].s, strlen(t[i].s), INT64_MIN, INT64_MAX, &v) == t[i].good &&
+			(!t[i].good || v == t[i].v), "number '%s'", t[i].s);
+	tap_ok(!resp_number(S("11"), 0, 10, &v) && !resp_number(S("-1"), 0, 10, &v), "numbers out of range");
+}
+
+static void test_slots(void)
+{
+	tap_is_int(redis_slot(S("123456789")), 0x31c3, "the CRC's check value");
+	tap_is_int(redis_slot(S("foo")), 12182, "slot of foo, as redis-server says");
+	tap_is_int(redis_slot(S("{user1000}.following")), redis_slot(S("user1000")), "a tag is all that counts");
+	tap_is_int(redis_slot(S("foo{}{bar}")), 8363, "an empty first tag is none");
+	tap_is_int(redis_slot(S("foo{{bar}}zap")), redis_slot(S("{bar")), "the tag ends at the first }");
+	tap_is_int(redis_slot(S("foo{bar}{zap}")), redis_slot(S("bar")), "the first tag counts");
+	tap_is_int(redis_slot(S("a{b")), 13340, "a tag that does not end is none");
+}
+
+struct feed { int fd; const char *p; size_t n, piece; };
+
+static void *feed(void *arg)
+{
+	struct feed *f = arg;
+
+	for (size_t at = 0; at < f->n; at += f->piece) {
+		size_t k = f->n - at < f->piece ? f->n - at : f->piece;
+
+		if (send(f->fd, f->p + at, k, MSG_NOSIGNAL) < 0)
+			break;
+	}
+	shutdown(f->fd, SHUT_WR);
+	return NULL;
+}
+
+/* A connection on whose other end these bytes are written in pieces of so many. */
+static struct feed feeding;
+static pthread_t feeder;
+
+static void begin(struct resp *r, const char *p, size_t n, size_t piece)
+{
+	struct ds_err err;
+	int fd[2];
+
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, fd) || resp_open(r, fd[0], "test", &err))
+		tap_bail("no socket");
+	feeding = (struct feed){ fd[1], p, n, piece };
+	if (pthread_create(&feeder, NULL, feed, &feeding))
+		tap_bail("no thread");
+}
+
+static void end(struct resp *r)
+{
+	close(r->fd);
+	pthread_join(feeder, NULL);
+	close(feeding.fd);
+	resp_close(r);
+}
+
+static void test_pieces(void)
+{
+	enum { BIG = 100000 };
+	static char all[BIG + 100], big[BIG];
+	size_t n = (size_t)snprintf(all, sizeof all, "+OK\r\n$%d\r\n", BIG);
+	static const size_t pieces[] = { 1, 2, 3, 7, 1000, 65536, sizeof all };
+
+	for (size_t i = 0; i < BIG; i++)
+		all[n + i] = (char)(i * 31 + i / 251);
+	memcpy(all + n + BIG, "\r\n:5\r\n", 6);
+	for (size_t k = 0; k < ARRAY_LEN(pieces); k++) {
+		struct resp_reply a, b, c;
+		struct resp r;
+		struct ds_err err;
+		bool good;
+
+		begin(&r, all, n + BIG + 6, pieces[k]);
+		good = !resp_reply(&r, &a, &err) && a.kind == RESP_STATUS && a.len == 2 && !strcmp(a.text, "OK");
+		good = good && !resp_reply(&r, &b, &err) && b.kind == RESP_BULK && b.n == BIG;
+		memset(big, 0, sizeof big);
+		good = good && !resp_bytes(&r, big, BIG, &err) && !memcmp(big, all + n, BIG) && !resp_crlf(&r, &err);
+		good = good && !resp_reply(&r, &c, &err) && c.kind == RESP_INT && c.n == 5;
+		good = good && resp_reply(&r, &c, &err) == DS_UNAVAILABLE && r.closed;
+		tap_ok(good, "replies in pieces of %zu bytes", pieces[k]);
+		end(&r);
+	}
+}
+
+static void test_replies(void)
+{
+	static const struct { const char *what, *p; size_t n; int rc; } t[] = {
+		{ "an array of arrays", S("*2\r\n*2\r\n:1\r\n$3\r\nabc\r\n*-1\r\n"), 0 },
+		{ "an empty array", S("*0\r\n"), 0 },
+		{ "nil", S("$-1\r\n"), 0 },
+		{ "a kind of RESP3", S("%1\r\n+a\r\n+b\r\n"), DS_PROTO },
+		{ "nothing", S("\r\n"), DS_PROTO },
+		{ "a length of no number", S("$x\r\n"), DS_PROTO },
+		{ "a negative length", S("$-2\r\n"), DS_PROTO },
+		{ "a string beyond 512 MB", S("$536870913\r\n"), DS_PROTO },
+		{ "too many elements", S("*1048577\r\n"), DS_PROTO },
+		{ "too many elements, nested", S("*3\r\n*1048576\r\n"), DS_PROTO },
+		{ "a string too long for its place", S("*1\r\n$101\r\n"), DS_PROTO },
+		{ "a string that does not end in CRLF", S("$3\r\nabcde"), DS_PROTO },
+		{ "a string that is cut", S("$3\r\nab"), DS_UNAVAILABLE },
+		{ "an array that is cut", S("*2\r\n:1\r\n"), DS_UNAVAILABLE },
+	};
+
+	for (size_t i = 0; i < ARRAY_LEN(t); i++) {
+		struct resp_reply reply;
+		struct resp r;
+		struct ds_err err;
+		int rc;
+
+		begin(&r, t[i].p, t[i].n, t[i].n);
+		rc = resp_reply(&r, &reply, &err);
+		if (!rc)
+			rc = resp_reply_skip(&r, &reply, 100, &err);
+		tap_is_int(rc, t[i].rc, t[i].what);
+		end(&r);
+	}
+}
+
+static void test_limits(void)
+{
+	static char line[3 * RESP_LINE_MAX];
+	struct resp r;
+	struct ds_err err;
+	char *p;
+	size_t n;
+
+	memset(line, 'x', sizeof line);
+	begin(&r, line, sizeof line, sizeof line);
+	tap_is_int(resp_line(&r, &p, &n, &err), DS_PROTO, "a line without an end");
+	end(&r);
+	memcpy(line + RESP_LINE_MAX, "\r\n", 2);
+	begin(&r, line, RESP_LINE_MAX + 2, 100);
+	tap_ok(!resp_line(&r, &p, &n, &err) && n == RESP_LINE_MAX && !p[n], "the longest line");
+	end(&r);
+	begin(&r, line, 10, 10);
+	r.deadline = time_mono_ns() + 20000000;
+	pthread_join(feeder, NULL);
+	tap_is_int(resp_skip(&r, 11, &err), DS_UNAVAILABLE, "skipping beyond the end");
+	pthread_create(&feeder, NULL, feed, &feeding);
+	end(&r);
+}
+
+static void test_deadline(void)
+{
+	static char big[8 << 20];
+	struct iovec iov = { big, sizeof big };
+	struct resp_reply reply;
+	struct resp r;
+	struct ds_err err;
+	int fd[2], rc;
+
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, fd) || resp_open(&r, fd[0], "test", &err))
+		tap_bail("no socket");
+	r.deadline = time_mono_ns() + 30000000;
+	tap_is_int(resp_reply(&r, &reply, &err), DS_TEMP, "nothing comes until the deadline");
+	r.deadline = time_mono_ns() + 30000000;
+	resp_add_cstr(&r, "head");
+	rc = resp_send(&r, &iov, 1, &err);
+	tap_is_int(rc, DS_TEMP, "nothing is taken until the deadline");
+	r.deadline = 0;
+	tap_is_int(resp_flush(&r, &err), DS_TEMP, "after half of something was sent the error stays");
+	close(fd[0]);
+	close(fd[1]);
+	resp_close(&r);
+}
+
+static void *drain(void *arg)
+{
+	struct feed *f = arg;
+	size_t at = 0;
+	ssize_t n;
+
+	while (at < f->n && (n = recv(f->fd, (char *)(uintptr_t)f->p + at, f->n - at, 0)) > 0)
+		at += (size_t)n;
+	f->piece = at;
+	return NULL;
+}
+
+static void test_send(void)
+{
+	enum { PIECES = 200, EACH = 5000 };
+	static char got[PIECES * EACH + 100], want[sizeof got], bytes[EACH];
+	struct iovec iov[PIECES];
+	struct feed f = { 0 };
+	struct resp r;
+	struct ds_err err;
+	pthread_t t;
+	size_t n = 0;
+	int fd[2];
+
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, fd) || resp_open(&r, fd[0], "test", &err))
+		tap_bail("no socket");
+	n += (size_t)snprintf(want, sizeof want, "$3\r\nabc\r\n*2\r\n");
+	for (size_t i = 0; i < EACH; i++)
+		bytes[i] = (char)(i * 7);
+	for (size_t i = 0; i < PIECES; i++) { /* many of them empty */
+		iov[i] = (struct iovec){ bytes, i % 3 || i > 150 ? 0 : i * 31 };
+		memcpy(want + n, bytes, iov[i].iov_len);
+		n += iov[i].iov_len;
+	}
+	f = (struct feed){ fd[1], got, n, 0 };
+	pthread_create(&t, NULL, drain, &f);
+	resp_add_bulk(&r, "abc", 3);
+	resp_add_head(&r, '*', 2);
+	tap_ok(!resp_send(&r, iov, PIECES, &err), "many pieces are sent");
+	pthread_join(t, NULL);
+	tap_ok(f.piece == n && !memcmp(got, want, n), "as they should be");
+	close(fd[0]);
+	close(fd[1]);
+	resp_close(&r);
+}
+
+/* ---- the front ---- */
+
+static struct mem_store *mem;
+static struct resp_front *front;
+
+struct server { int fd, rc; };
+
+static void *serve(void *arg)
+{
+	struct server *s = arg;
+	struct ds_err err;
+
+	s->rc = resp_serve(front, s->fd, "client", &err);
+	shutdown(s->fd, SHUT_RDWR);
+	return NULL;
+}
+
+/* What the front answers to these bytes, to its end; *rc: how it ended. */
+static size_t talk(const char *p, size_t n, size_t piece, char *answer, size_t cap, int *rc)
+{
+	struct server s;
+	struct feed in, out = { .p = answer, .n = cap };
+	pthread_t t[3];
+	int fd[2];
+
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, fd))
+		tap_bail("no socket");
+	s = (struct server){ fd[0], -1 };
+	in = (struct feed){ fd[1], p, n, piece };
+	out.fd = fd[1];
+	pthread_create(&t[0], NULL, serve, &s);
+	pthread_create(&t[1], NULL, drain, &out);
+	pthread_create(&t[2], NULL, feed, &in);
+	for (size_t i = 0; i < 3; i++)
+		pthread_join(t[i], NULL);
+	close(fd[0]);
+	close(fd[1]);
+	*rc = s.rc;
+	return out.piece;
+}
+
+static void says_n(const char *what, const char *p, size_t n, const char *want, size_t want_n)
+{
+	static char got[1 << 20];
+	int rc;
+	size_t len = talk(p, n, n, got, sizeof got - 1, &rc);
+
+	got[len] = 0;
+	tap_ok(len == want_n && !memcmp(got, want, len), "%s", what);
+	if (len != want_n || memcmp(got, want, len))
+		tap_diag("got %zu bytes '%.300s'", len, got);
+}
+
+#define says(what, p, want) says_n(what, S(p), S(want))
+
+static void test_values(void)
+{
+	says("nothing is there", "GET a\r\nEXISTS a a\r\nSTRLEN a\r\nTTL a\r\nDEL a\r\nTYPE a\r\n",
+		"$-1\r\n:0\r\n:0\r\n:-2\r\n:0\r\n+none\r\n");
+	says("a value is set and got", "*3\r\n$3\r\nSET\r\n$1\r\na\r\n$3\r\n1\r2\r\n*2\r\n$3\r\ngEt\r\n$1\r\na\r\n",
+		"+OK\r\n$3\r\n1\r2\r\n");
+	says("what it is", "EXISTS a b a\r\nSTRLEN a\r\nTTL a\r\nPTTL a\r\nTYPE a\r\n",
+		":2\r\n:3\r\n:-1\r\n:-1\r\n+string\r\n");
+	says("it is replaced", "SET a longer\r\nGET a\r\nSTRLEN a\r\n", "+OK\r\n$6\r\nlonger\r\n:6\r\n");
+	says("if it is not there", "SET a x NX\r\nSETNX a y\r\nSETNX b 1\r\nSET c 2 NX\r\nMGET a b c d\r\n",
+		"$-1\r\n:0\r\n:1\r\n+OK\r\n*4\r\n$6\r\nlonger\r\n$1\r\n1\r\n$1\r\n2\r\n$-1\r\n");
+	says("if it is there", "SET d x XX\r\nSET a y XX\r\nMGET a d\r\n", "$-1\r\n+OK\r\n*2\r\n$1\r\ny\r\n$-1\r\n");
+	says("what was there", "SET a z GET\r\nSET e z GET\r\nSET a w NX GET\r\nGET a\r\n",
+		"$1\r\ny\r\n$-1\r\n$1\r\nz\r\n$1\r\nz\r\n");
+	says("several", "MSET k1 v1 k2 v2 k1 v3\r\nMGET k1 k2\r\nMSET a\r\nMSET a b c\r\n",
+		"+OK\r\n*2\r\n$2\r\nv3\r\n$2\r\nv2\r\n-ERR wrong number of arguments for 'mset'\r\n"
+		"-ERR wrong number of arguments for 'mset'\r\n");
+	says("several, as Redis's clients send them",
+		"*5\r\n$4\r\nMSET\r\n$1\r\na\r\n$1\r\n1\r\n$1\r\nb\r\n$0\r\n\r\n*3\r\n$4\r\nMGET\r\n$1\r\nb\r\n$1\r\na\r\n",
+		"+OK\r\n*2\r\n$0\r\n\r\n$1\r\n1\r\n");
+	says("gone", "DEL a b zz\r\nUNLINK c\r\nGET a\r\n", ":2\r\n:1\r\n$-1\r\n");
+	says("an empty name", "SET '' x\r\nGET \"\"\r\n", "+OK\r\n$1\r\nx\r\n");
+}
+
+static void test_times(void)
+{
+	says("a time that is over", "SET t x PX 1\r\n", "+OK\r\n");
+	usleep(20000);
+	says("is over", "GET t\r\nTTL t\r\n", "$-1\r\n:-2\r\n");
+	says("a long one", "SET t x EX 100\r\nTTL t\r\nSETEX u 50 y\r\nTTL u\r\nPSETEX v 70000 z\r\nTTL v\r\n",
+		"+OK\r\n:100\r\n+OK\r\n:50\r\n+OK\r\n:70\r\n");
+	says("kept", "SET t y KEEPTTL\r\nTTL t\r\nSET t z\r\nTTL t\r\n", "+OK\r\n:100\r\n+OK\r\n:-1\r\n");
+	says("a date that is past", "SET t y EXAT 5\r\nGET t\r\n", "+OK\r\n$-1\r\n");
+	says("a date to come", "SET t y EXAT 32503680000\r\nGET t\r\n", "+OK\r\n$1\r\ny\r\n");
+	says("longer than nanoseconds count", "SET t y EX 9223372036854775807\r\nTTL t\r\n", "+OK\r\n:3153600000\r\n");
+	says("no times", "SET t y EX 0\r\nSET t y EX -1\r\nSET t y EX x\r\nSET t y EX\r\n"
+		"SET t y EX 5 PX 5\r\nSET t y KEEPTTL EX 1\r\nSET t y NX XX\r\nSETEX t 0 y\r\n",
+		"-ERR invalid expire time in 'set' command\r\n-ERR invalid expire time in 'set' command\r\n"
+		"-ERR value is not an integer or out of range\r\n-ERR syntax error\r\n"
+		"-ERR syntax error\r\n-ERR syntax error\r\n-ERR syntax error\r\n"
+		"-ERR invalid expire time in 'setex' command\r\n");
+}
+
+static void test_resp3(void)
+{
+	char want[500], got[500];
+	struct resp_counts k;
+	size_t n;
+	int rc;
+
+	resp_front_counts(front, &k);
+	snprintf(want, sizeof want, "%%7\r\n$6\r\nserver\r\n$10\r\nds-kvstore\r\n$7\r\nversion\r\n$5\r\n7.0.0\r\n$5\r\nproto\r\n"
+		":3\r\n$2\r\nid\r\n:%d\r\n$4\r\nmode\r\n$10\r\nstandalone\r\n$4\r\nrole\r\n$6\r\nmaster\r\n$7\r\nmodules\r\n"
+		"*0\r\n_\r\n$3\r\njoe\r\n%%1\r\n$4\r\nsave\r\n$0\r\n\r\n+RESET\r\n$-1\r\n$-1\r\n*2\r\n$4\r\nsave\r\n$0\r\n\r\n",
+		(int)k.connections + 1);
+	n = talk(S("HELLO 3 SETNAME joe\r\nGET nothing\r\nCLIENT GETNAME\r\nCONFIG GET save\r\nRESET\r\n"
+		"GET nothing\r\nCLIENT GETNAME\r\nCONFIG GET save\r\n"), 100, got, sizeof got - 1, &rc);
+	got[n] = 0;
+	tap_is_str(got, want, "RESP3");
+}
+
+static void test_manners(void)
+{
+	says("ping, echo, quit", "PING\r\nPING 'a b'\r\nECHO \"\\x41\\n\"\r\nQUIT\r\nPING\r\n",
+		"+PONG\r\n$3\r\na b\r\n$2\r\nA\n\r\n+OK\r\n");
+	says("empty commands", "\r\n*0\r\n*-1\r\nPING\r\n", "+PONG\r\n");
+	says("unknown ones, with their arguments", "*2\r\n$3\r\nFOO\r\n$5\r\nab\r\nc\r\nPING\r\nKEYS *\r\nFLUSHALL\r\n",
+		"-ERR unknown command 'FOO'\r\n+PONG\r\n-ERR keys is not done here: the store has items that are not this "
+		"client's\r\n-ERR flushall is not done here: the store has items that are not this client's\r\n");
+	says("too few and too many arguments", "GET\r\nGET a b\r\n*1\r\n$3\r\nSET\r\n",
+		"-ERR wrong number of arguments for 'get'\r\n-ERR wrong number of arguments for 'get'\r\n"
+		"-ERR wrong number of arguments for 'set'\r\n");
+	says("databases", "SELECT 0\r\nSELECT 1\r\n",
+		"+OK\r\n-ERR DB index is out of range: there is database 0 only\r\n");
+	says("no version of the protocol", "HELLO 4\r\nHELLO 3 SETNAME\r\nHELLO 3 AUTH a b\r\nGET nothing\r\n",
+		"-NOPROTO unsupported protocol version\r\n-ERR syntax error in HELLO\r\n-ERR AUTH: no password is set here\r\n"
+		"$-1\r\n");
+	test_resp3();
+}
+
+static void test_wrong(void)
+{
+	static const struct { const char *what, *p; size_t n; } t[] = {
+		{ "no length", S("*1\r\nPING\r\n") },
+		{ "no string", S("*1\r\n:4\r\nPING\r\n") },
+		{ "a negative length", S("*1\r\n$-1\r\n") },
+		{ "a length of 2^60", S("*1\r\n$1152921504606846976\r\n") },
+		{ "2^40 arguments", S("*1099511627776\r\n") },
+		{ "no number of arguments", S("*x\r\n") },
+		{ "a string that does not end", S("*1\r\n$4\r\nPINGPING\r\n") },
+		{ "quotes that do not match", S("GET \"a\r\n") },
+		{ "a page that posts", S("POST / HTTP/1.1\r\nHost: x\r\n\r\nSET a b\r\n") },
+	};
+	char got[2000];
+
+	for (size_t i = 0; i < ARRAY_LEN(t); i++) {
+		int rc;
+		size_t n = talk(t[i].p, t[i].n, 3, got, sizeof got - 1, &rc);
+
+		got[n] = 0;
+		tap_ok(rc == DS_PROTO && !strncmp(got, "-ERR Protocol error: ", 21) && strchr(got, '\n') == got + n - 1,
+			"%s ends the connection", t[i].what);
+	}
+	says("what is cut is not done", "*3\r\n$3\r\nSET\r\n$3\r\ncut\r\n$5\r\nab", "");
+	says("as the next one sees", "GET cut\r\n", "$-1\r\n");
+}
+
+/* SET and GET of a name and a value of so many bytes; *at: where the value is. */
+static char *command(size_t name, size_t value, size_t *n, size_t *at)
+{
+	char *p = malloc(2 * name + value + 200);
+
+	*n = (size_t)sprintf(p, "*3\r\n$3\r\nSET\r\n$%zu\r\n", name);
+	memset(p + *n, 'k', name);
+	*n += name;
+	*n += (size_t)sprintf(p + *n, "\r\n$%zu\r\n", value);
+	*at = *n;
+	for (size_t i = 0; i < value; i++)
+		p[*n + i] = (char)(i * 11 + i / 253);
+	*n += value;
+	*n += (size_t)sprintf(p + *n, "\r\n*2\r\n$3\r\nGET\r\n$%zu\r\n", name);
+	memset(p + *n, 'k', name);
+	*n += name;
+	*n += (size_t)sprintf(p + *n, "\r\n");
+	return p;
+}
+
+static void test_sizes(void)
+{
+	static const size_t sizes[] = { 0, 1, 4096, 4097, 16383, 16384, 16385, 70000, 131072, 1000000 };
+	static const size_t pieces[] = { 1 << 20, 4096, 777 };
+	static char got[1 << 21];
+	size_t n, at;
+	int rc;
+
+	for (size_t i = 0; i < ARRAY_LEN(sizes); i++)
+		for (size_t k = 0; k < ARRAY_LEN(pieces); k++) {
+			char *p = command(10, sizes[i], &n, &at), head[100];
+			size_t h = (size_t)sprintf(head, "+OK\r\n$%zu\r\n", sizes[i]);
+			size_t len = talk(p, n, pieces[k], got, sizeof got, &rc);
+
+			tap_ok(!rc && len == h + sizes[i] + 2 && !memcmp(got, head, h) &&
+				!memcmp(got + h, p + at, sizes[i]) && !memcmp(got + len - 2, "\r\n", 2),
+				"a value of %zu bytes in pieces of %zu", sizes[i], pieces[k]);
+			free(p);
+		}
+}
+
+static void test_limits_of_front(void)
+{
+	struct resp_options o = { .max_value = 50000, .memory = 60000 };
+	struct resp_front *was = front;
+	static char got[100000];
+	struct ds_err err;
+	size_t n, at;
+	int rc;
+	char *p = command(RESP_NAME_MAX, 10, &n, &at);
+
+	talk(p, n, n, got, sizeof got, &rc);
+	tap_ok(!rc && !strncmp(got, "+OK\r\n$10\r\n", 10), "the longest name");
+	free(p);
+	p = command(RESP_NAME_MAX + 1, 10, &n, &at);
+	got[talk(p, n, n, got, sizeof got - 1, &rc)] = 0;
+	tap_ok(!rc && !strcmp(got, "-ERR the name is longer than 8192 bytes\r\n-ERR the name is longer than 8192 bytes\r\n"),
+		"a longer one");
+	free(p);
+	if (resp_front_new(&front, &mem->base, &o, &err))
+		tap_bail("%s", err.text);
+	p = command(3, 50001, &n, &at);
+	got[talk(p, n, n, got, sizeof got - 1, &rc)] = 0;
+	tap_ok(!rc && !strcmp(got, "-ERR the value is too large for this store\r\n$-1\r\n"), "too large a value");
+	free(p);
+	p = command(4, 50000, &n, &at);
+	talk(p, n, n, got, sizeof got, &rc);
+	tap_ok(!rc && !strncmp(got, "+OK\r\n$50000\r\n", 13), "the largest");
+	free(p);
+	resp_front_free(front);
+	front = was;
+}
+
+static void test_store_faults(void)
+{
+	mem->fail = DS_TEMP;
+	says("a store that is full", "SET a b\r\nGET a\r\nDEL a\r\nEXISTS a\r\n",
+		"-OOM the store does?as it was told\r\n-TRYAGAIN the store does?as it was told\r\n"
+		"-TRYAGAIN the store does?as it was told\r\n-TRYAGAIN the store does?as it was told\r\n");
+	mem->fail = DS_UNAVAILABLE;
+	says("one that is not there", "SET a b\r\nMGET a b\r\nDBSIZE\r\nINFO\r\n",
+		"-ERR the store does?as it was told\r\n*2\r\n-ERR the store does?as it was told\r\n"
+		"-ERR the store does?as it was told\r\n-ERR the store does?as it was told\r\n"
+		"-ERR the store does?as it was told\r\n");
+	mem->fail = 0;
+	says("a value before", "SET a before\r\n", "+OK\r\n");
+	mem->spoilt = true;
+	says("what is not right is not there", "GET a\r\n", "$-1\r\n");
+	mem->spoilt = false;
+	mem->admits_nothing = true;
+	says("what is not admitted does not leave the value before", "SET a after\r\n", "+OK\r\n");
+	mem->admits_nothing = false;
+	says("it is gone", "GET a\r\n", "$-1\r\n");
+	says("a name", "SET one 1\r\n", "+OK\r\n");
+	mem->one_key = true;
+	says("another of the same key is not there", "GET two\r\nEXISTS two\r\nSTRLEN two\r\nDEL two\r\n",
+		"$-1\r\n:0\r\n:0\r\n:0\r\n");
+	mem->one_key = false;
+	says("and does it no harm", "GET one\r\n", "$1\r\n1\r\n");
+}
+
+/* Commands that come in one piece are all answered, in order. */
+static void test_pipeline(void)
+{
+	enum { N = 5000 };
+	static char in[N * 60], want[N * 30], got[N * 30];
+	size_t n = 0, w = 0, len;
+	int rc;
+
+	for (int i = 0; i < N; i++) {
+		n += (size_t)sprintf(in + n, "SET p%d %d\r\nGET p%d\r\n", i % 10, i, i % 10);
+		w += (size_t)sprintf(want + w, "+OK\r\n$%d\r\n%d\r\n", snprintf(NULL, 0, "%d", i), i);
+	}
+	len = talk(in, n, n, got, sizeof got, &rc);
+	tap_ok(!rc && len == w && !memcmp(got, want, w), "%d commands in one piece", 2 * N);
+}
+
+int main(void)
+{
+	struct ds_err err;
+
+	signal(SIGPIPE, SIG_DFL); /* nothing may raise it */
+	mem = mem_store_new();
+	if (resp_front_new(&front, &mem->base, NULL, &err))
+		tap_bail("%s", err.text);
+	test_numbers();
+	test_slots();
+	test_pieces();
+	test_replies();
+	test_limits();
+	test_deadline();
+	test_send();
+	test_values();
+	test_times();
+	test_manners();
+	test_wrong();
+	test_sizes();
+	test_limits_of_front();
+	test_store_faults();
+	test_pipeline();
+	resp_front_free(front);
+	store_close(&mem->base);
+	return tap_done();
+}
