@@ -45,6 +45,8 @@ struct frame {
 	const uint8_t *meta_raw;  /* packed map, to forward; padding included */
 	uint32_t meta_len;
 	uint8_t *data;            /* payload, NULL until complete; the reader's memory or as frame_reader_into said */
+	bool hashed;              /* hash is the payload's XXH3-64, known since it was read (frame_reader_hashes) */
+	uint64_t hash;
 	uint64_t number;          /* 0, 1, ... within the stream, for messages */
 	uint64_t offset;          /* of the frame's first byte within the stream */
 };
@@ -107,6 +109,11 @@ bool frame_reader_cut(const struct frame_reader *r);   /* failed: the input ende
 /* For blocking descriptors within a poll loop: ask poll(2) before each read(2) and give FRAME_AGAIN instead of
  * waiting. */
 void frame_reader_polled(struct frame_reader *r, bool on);
+/* Payloads that are not compressed are hashed while they are read and the processor's caches have them:
+ * frame_check_payload has nothing left to do but to compare. */
+void frame_reader_hashes(struct frame_reader *r, bool on);
+/* Compressed payloads are refused (DS_DATA): they take memory of which the head says nothing. */
+void frame_reader_no_zstd(struct frame_reader *r, bool on);
 uint64_t frame_reader_bytes(const struct frame_reader *r); /* read so far: tells a silent peer from a slow one */
 
 /* On a unix socket: descriptors that come with frames (SCM_RIGHTS) are kept, at most FRAME_FDS at a time, until

@@ -10,10 +10,12 @@
 #include <zstd.h>
 
 #include "base/mem.h"
+#include "base/xxh3.h"
 #include "frame/internal.h"
 
 enum {
 	GROW = 1 << 20,       /* payload memory taken before a byte of it has arrived */
+	PIECE = 256 << 10,    /* read and hashed at a time */
 	KEEP = 8 << 20,       /* payload memory kept from frame to frame */
 	ZSTD_WINDOW_LOG = 27,
 	KNOWN_FLAGS = FRAME_ZSTD | FRAME_MORE | FRAME_DROPPABLE,
@@ -25,7 +27,7 @@ struct frame_reader {
 	int fd;
 	char *name;
 	uint64_t max;
-	bool polled, ended, failed, skip, cut, fds;
+	bool polled, hashes, no_zstd, ended, failed, skip, cut, fds;
 	int fd_kept[FRAME_FDS];   /* [fd_count] descriptors that came, oldest first */
 	size_t fd_count;
 	struct ds_err error;      /* sticky, once failed */
@@ -43,12 +45,13 @@ struct frame_reader {
 	bool plain_given;         /* and it was given out (it may be empty, so that f.data does not tell) */
 	uint32_t wire_len;        /* data_len before decompression */
 	ZSTD_DCtx *zstd;
+	struct xxh3_state xxh;    /* of the payload so far */
 	struct frame f;
 };
 
 int frame_reader_new(struct frame_reader **out, int fd, const char *name, uint64_t max_data, struct ds_err *err)
 {
-	struct frame_reader *r = mem_calloc(1, sizeof *r);
+	struct frame_reader *r = mem_aligned(sizeof *r); /* as the state of the hash wants it */
 
 	*out = NULL;
 	if (!r)
@@ -141,13 +144,18 @@ static ssize_t read_fds(struct frame_reader *r, void *p, size_t n)
 /* Fills p[have..want). */
 static enum got fill(struct frame_reader *r, uint8_t *p, size_t want)
 {
+	const bool hash = r->hashes && r->state == S_DATA && !r->skip && !(r->f.flags & FRAME_ZSTD);
+
 	while (r->have < want) {
+		size_t piece = hash && want - r->have > PIECE ? PIECE : want - r->have;
 		ssize_t n;
 
 		if (r->polled && !readable(r->fd))
 			return GOT_AGAIN;
-		n = r->fds ? read_fds(r, p + r->have, want - r->have) : read(r->fd, p + r->have, want - r->have);
+		n = r->fds ? read_fds(r, p + r->have, piece) : read(r->fd, p + r->have, piece);
 		if (n > 0) {
+			if (hash)
+				xxh3_add(&r->xxh, p + r->have, (size_t)n);
 			r->have += (size_t)n;
 			r->bytes += (uint64_t)n;
 		} else if (n == 0) {
@@ -267,6 +275,8 @@ static int parse_meta(struct frame_reader *r)
 	if (r->f.seq != r->f.number)
 		return bad(r, DS_DATA, "sequence number %" PRIu64 " where %" PRIu64 " is due", r->f.seq, r->f.number);
 	r->skip = !frame_type_name(r->f.type) || (r->f.flags & ~(unsigned)KNOWN_FLAGS);
+	if (r->no_zstd && (r->f.flags & FRAME_ZSTD))
+		return bad(r, DS_DATA, "a compressed payload, where none is taken");
 	if (r->skip && !(r->f.flags & FRAME_DROPPABLE))
 		return frame_type_name(r->f.type) ? bad(r, DS_DATA, "unknown flags %#x", r->f.flags)
 			: bad(r, DS_DATA, "unknown type %u", r->f.type);
@@ -276,6 +286,9 @@ static int parse_meta(struct frame_reader *r)
 	r->f.meta.obj = &r->root;
 	r->f.meta_raw = r->meta;
 	r->f.data = NULL;
+	r->f.hashed = false;
+	if (r->hashes)
+		xxh3_begin(&r->xxh);
 	r->into = NULL;
 	r->state = S_DATA;
 	r->have = 0;
@@ -442,6 +455,9 @@ static int step_data(struct frame_reader *r, enum frame_event *ev, bool *done)
 	}
 	*done = true;
 	r->state = S_PLAIN;
+	r->f.hashed = r->hashes && !zstd;
+	if (r->f.hashed)
+		r->f.hash = xxh3_end(&r->xxh);
 	if (!zstd)
 		return body_done(r, r->into ? r->into : r->own, ev);
 	rc = decompress(r);
@@ -518,6 +534,16 @@ bool frame_reader_cut(const struct frame_reader *r)
 void frame_reader_polled(struct frame_reader *r, bool on)
 {
 	r->polled = on;
+}
+
+void frame_reader_hashes(struct frame_reader *r, bool on)
+{
+	r->hashes = on;
+}
+
+void frame_reader_no_zstd(struct frame_reader *r, bool on)
+{
+	r->no_zstd = on;
 }
 
 uint64_t frame_reader_bytes(const struct frame_reader *r)

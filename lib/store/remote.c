@@ -1,7 +1,6 @@
 /* A ds-kvstore behind a unix or TCP socket: a connection for each session. */
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "base/mem.h"
 #include "frame/hello.h"
@@ -95,7 +94,7 @@ static int remote_put(struct store_session *base, const struct store_put *p, enu
 	store_put_request_put(ss->meta, &q);
 	if (p->meta)
 		meta_put_built(ss->meta, p->meta);
-	rc = wire_ask(ss, p->iov, p->iovs, ss->r->addr.kind != ADDR_UNIX, err); /* the kernel does not flip bits */
+	rc = wire_ask(ss, p->iov, p->iovs, true, err);
 	if (!rc)
 		rc = answer(ss, STORE_OP_PUT, 1, false, &a, err);
 	for (size_t i = 0; !rc && i < ARRAY_LEN(results); i++)
@@ -215,7 +214,6 @@ static void remote_end(struct store_session *base)
 	wire_end(ss);
 	frame_writer_free(ss->out);
 	frame_parser_free(ss->parser);
-	XXH3_freeState(ss->xxh);
 	meta_free(ss->meta);
 	free(ss->front);
 	free(ss->coded);
@@ -237,8 +235,7 @@ static int remote_begin(struct store_session **out, struct store *s, struct ds_e
 	for (size_t i = 0; i < STORE_MESSAGE_SEGMENTS; i++)
 		ss->files[i] = -1;
 	ss->meta = meta_new();
-	ss->xxh = XXH3_createState();
-	rc = ss->meta && ss->xxh ? frame_writer_new(&ss->out, -1, ss->r->addr.text, err) : err_nomem(err, 64, "a session");
+	rc = ss->meta ? frame_writer_new(&ss->out, -1, ss->r->addr.text, err) : err_nomem(err, 64, "a session");
 	if (!rc)
 		rc = frame_parser_new(&ss->parser, err);
 	if (rc)

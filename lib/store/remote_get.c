@@ -8,12 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "base/mem.h"
+#include "base/xxh3.h"
 #include "store/remote_impl.h"
 
-enum { PIECE = 256 << 10 };
+enum { PIECE = 128 << 10 };
 
 struct getting {
 	struct remote_session *ss;
@@ -163,21 +163,21 @@ static uint8_t *room(uint8_t **p, size_t *cap, size_t n, struct ds_err *err)
 /* The payload of a file to p [n] and its tail, piece by piece; false: it cannot be read, or is not what was put. */
 static bool read_hashed(struct getting *g, int fd, int64_t at, uint8_t *p, size_t n, size_t tail)
 {
-	XXH3_state_t *state = g->ss->xxh;
+	struct xxh3_state state;
 	uint8_t pad[FRAME_ALIGN];
 	size_t piece;
 
-	XXH3_64bits_reset(state);
+	xxh3_begin(&state);
 	for (size_t done = 0; done < n; done += piece) {
 		piece = n - done < PIECE ? n - done : PIECE;
 		if (wire_late(g->ss) || !read_file(fd, p + done, piece, at + (int64_t)done))
 			return false;
-		XXH3_64bits_update(state, p + done, piece);
+		xxh3_add(&state, p + done, piece);
 	}
 	if (tail && !read_file(fd, pad, tail, at + (int64_t)n))
 		return false;
-	XXH3_64bits_update(state, pad, tail);
-	return n + tail == 0 || XXH3_64bits_digest(state) == g->item.xxh;
+	xxh3_add(&state, pad, tail);
+	return n + tail == 0 || xxh3_end(&state) == g->item.xxh;
 }
 
 /* A payload that is compressed, or whose bytes are taken apart. */
@@ -192,7 +192,7 @@ static int read_coded(struct getting *g, int fd, int64_t at, struct ds_err *err)
 	if (!data)
 		return DS_OS;
 	if (!read_file(fd, coded, n, at) || !store_item_decode(&g->item, coded, data) ||
-		XXH3_64bits(data, plain) != g->item.xxh)
+		xxh3(data, plain) != g->item.xxh)
 		return wrong(g);
 	copy_item(g, data);
 	return 0;

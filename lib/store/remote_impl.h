@@ -34,7 +34,6 @@ struct remote_session {
 	uint64_t seq, sent;       /* frames and bytes to the peer */
 	uint64_t stream;          /* number of the request */
 	bool greeted;             /* its hello was read */
-	struct XXH3_state_s *xxh;
 	int files[STORE_MESSAGE_SEGMENTS]; /* -1: none */
 	uint8_t *front, *coded, *plain;    /* of an item; what is not read to its place at once */
 	size_t front_cap, coded_cap, plain_cap;

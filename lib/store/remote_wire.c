@@ -141,6 +141,7 @@ static int wire_open(struct remote_session *ss, struct ds_err *err)
 		return rc;
 	}
 	frame_reader_fds(ss->in, ss->r->fds);
+	frame_reader_hashes(ss->in, true);
 	present(ss->r);
 	return say_hello(ss, err);
 }

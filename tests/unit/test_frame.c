@@ -243,6 +243,46 @@ static void test_trickle(void)
 	free(p);
 }
 
+/* A reader that hashes while it reads, whatever pieces the bytes come in and wherever they go. */
+static void test_hashes(void)
+{
+	size_t n;
+	uint8_t *p = sample_of(&n, 1 << 20, false), *place = malloc(1 << 21);
+	int fd = fd_of(p, n), rc;
+	struct frame_reader *r;
+	enum frame_event ev = FRAME_AGAIN;
+	struct frame *f;
+	struct ds_err err;
+	unsigned hashed = 0, right = 0;
+
+	rc = frame_reader_new(&r, fd, "t", 0, &err);
+	frame_reader_hashes(r, true);
+	while (!rc && ev != FRAME_EOF) {
+		rc = frame_reader_next(r, &ev, &f, &err);
+		if (!rc && ev == FRAME_HEAD && f->type == FRAME_KV && !hashed)
+			frame_reader_into(r, place);
+		if (!rc && ev == FRAME_BODY && f->data_len) {
+			hashed += f->hashed;
+			right += f->hashed && f->hash == XXH3_64bits(f->data, f->data_len) && !frame_check_payload(f, &err);
+		}
+	}
+	tap_ok(!rc && hashed >= 2 && right == hashed, "payloads are hashed while they are read (%u)", hashed);
+	frame_reader_free(r);
+	close(fd);
+	free(p);
+	p = sample_of(&n, 4096, true);
+	fd = fd_of(p, n);
+	rc = frame_reader_new(&r, fd, "t", 0, &err);
+	frame_reader_no_zstd(r, true);
+	for (ev = FRAME_AGAIN; !rc && ev != FRAME_EOF;)
+		rc = frame_reader_next(r, &ev, &f, &err);
+	tap_ok(rc == DS_DATA && strstr(err.text, "compressed"), "a reader that takes nothing compressed: %s", err.text);
+	frame_reader_free(r);
+	close(fd);
+	free(p);
+	free(place);
+}
+
 static void test_hello(void)
 {
 	struct hello a = { .program = "ds-a",
@@ -319,6 +359,7 @@ int main(int argc, char **argv)
 	test_forward();
 	test_nonblocking();
 	test_trickle();
+	test_hashes();
 	test_hello();
 	tap_ok(frame_stream_id("a", 1) == XXH3_64bits("a", 1), "stream ids");
 	return tap_done();

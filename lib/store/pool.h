@@ -1,0 +1,34 @@
+/*
+ * Memory for payloads on their way: buffers that any connection may take, of so many bytes together.  The last one
+ * given back is the first one taken, since it is in the processor's caches.  Thread-safe.
+ */
+#ifndef DS_STORE_POOL_H
+#define DS_STORE_POOL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+enum { STORE_POOL_KEPT = 64 };
+
+struct store_buffer { uint8_t *p; size_t cap; };
+struct store_pool {
+	pthread_mutex_t lock;
+	pthread_cond_t given;
+	uint64_t limit, taken, kept; /* bytes */
+	struct store_pool_wait { struct store_pool_wait *next; } *first; /* who waits is served in turn */
+	size_t n;
+	struct store_buffer free[STORE_POOL_KEPT];
+};
+int store_pool_open(struct store_pool *p, uint64_t limit, struct ds_err *err);
+void store_pool_close(struct store_pool *p);
+/* At least n bytes, 64-byte aligned; waits for its turn while too much is taken, until `until` (CLOCK_MONOTONIC; 0:
+ * for ever).  What is larger than the limit is given when nothing else is taken.  DS_TEMP, DS_OS. */
+int store_pool_take(struct store_pool *p, size_t n, int64_t until, struct store_buffer *b, struct ds_err *err);
+void store_pool_give(struct store_pool *p, struct store_buffer *b); /* empties *b; of an empty one nothing is done */
+uint64_t store_pool_taken(struct store_pool *p);
+
+#endif
