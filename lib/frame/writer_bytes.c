@@ -173,7 +173,7 @@ static int put_all(struct frame_writer *w, struct iovec *iov, int fd, int flags,
 
 static int put_queue(struct frame_writer *w, struct ds_err *err)
 {
-	struct iovec iov = { w->queue + w->sent, frame_writer_queued(w) };
+	struct iovec iov = { w->queue ? w->queue + w->sent : NULL, frame_writer_queued(w) };
 	int rc;
 
 	if (w->failed) {
