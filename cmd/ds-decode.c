@@ -18,6 +18,8 @@ static const struct opt options[] = {
 	{ .name = "mtp", .arg = "N", .help = "speculate: draft N tokens a step with the model's MTP layer", .def = "0",
 	  .type = OPT_INT, .dst = &drafts, .max = MTP_MOST },
 	{ .name = "mtp-always", .help = "speculate even where it does not pay", .type = OPT_FLAG, .dst = &always },
+	{ .name = "store-generated", .help = "put blocks of generated tokens into the store of --kv, too",
+	  .type = OPT_FLAG, .dst = &work.kv.generated },
 	UNIT_OPTIONS(work.unit),
 	STAGE_OPTIONS(io),
 	{ 0 },
@@ -42,6 +44,8 @@ static int run(struct ds_err *err)
 
 	if (always && !drafts)
 		return err_set(err, DS_USAGE, "--mtp-always says nothing without --mtp N");
+	if (work.kv.generated && !work.kv.addr)
+		return err_set(err, DS_USAGE, "--store-generated says nothing without --kv ADDR");
 	work.mtp = work.drafts = drafts > 0;
 	work.max_segs = o.max_batch;
 	work.max_rows = o.max_batch + o.chunk;

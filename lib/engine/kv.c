@@ -134,9 +134,9 @@ bool kv_seq_reserve(struct kv_seq *s, struct kv_pool *p, size_t tokens)
 	return true;
 }
 
-static void give_back(struct kv_seq *s, struct kv_pool *p)
+void kv_seq_shrink(struct kv_seq *s, struct kv_pool *p, size_t blocks)
 {
-	while (s->count > 0)
+	while (s->count > blocks)
 		own(p, kv_block_number(p, s->pages[--s->count]), false);
 }
 
@@ -180,7 +180,7 @@ fail:
 
 void kv_seq_clear(struct kv_seq *s, struct kv_pool *p)
 {
-	give_back(s, p);
+	kv_seq_shrink(s, p, 0);
 	free(s->pages);
 	*s = (struct kv_seq){ 0 };
 }
@@ -240,7 +240,7 @@ bool kv_seq_park(struct kv_seq *s, struct kv_pool *p, size_t skip, struct kv_par
 		return false;
 	*out = (struct kv_parked){ .bytes = bytes, .skip = skip, .blocks = blocks, .length = s->length,
 		.mtp = s->mtp };
-	give_back(s, p);
+	kv_seq_shrink(s, p, 0);
 	s->length = s->mtp = 0;
 	return true;
 }

@@ -51,6 +51,8 @@ static inline size_t kv_blocks_for(size_t tokens) { return (tokens + KV_BLOCK - 
 
 /* Grows s until it has room for `tokens` tokens.  False: the pool is empty or memory ran out; s keeps what it got. */
 bool kv_seq_reserve(struct kv_seq *s, struct kv_pool *p, size_t tokens);
+/* Gives back those behind the first `blocks`. */
+void kv_seq_shrink(struct kv_seq *s, struct kv_pool *p, size_t blocks);
 /* Gives all blocks back. */
 void kv_seq_clear(struct kv_seq *s, struct kv_pool *p);
 /* The cache becomes an owner of a sequence's block, and lets go of it. */

@@ -15,6 +15,7 @@ struct entry {
 	XXH128_hash_t key;
 	struct entry *parent;      /* NULL: the prompt begins here */
 	void *block;
+	uint8_t decoded;           /* how its rows were made */
 	uint32_t ids[KV_BLOCK + 1]; /* its tokens; with MTP the one that follows them, else 0 */
 };
 
@@ -123,35 +124,68 @@ static XXH128_hash_t chain(const struct entry *parent, const uint32_t tokens[KV_
 	return XXH3_128bits(&link, sizeof(link));
 }
 
-static struct entry *find(const struct prefix_cache *c, const struct entry *parent, const uint32_t *ids, size_t n)
+/* Made as decoded says; ANY: in whatever way, in prefill's if there is that. */
+enum { ANY = 255 };
+
+static struct entry *find(const struct prefix_cache *c, const struct entry *parent, const uint32_t *ids, size_t n,
+	uint8_t decoded)
 {
+	struct entry *e, *best = NULL;
 	uint32_t tokens[KV_BLOCK + 1];
 	XXH128_hash_t key;
-	struct entry *e;
 
 	tokens_of(c, ids, n, tokens);
 	key = chain(parent, tokens);
 	LIST_FOREACH(e, &c->buckets[key.low64 & (c->bucket_count - 1)], bucket)
-		if (XXH128_isEqual(e->key, key) && e->parent == parent && memcmp(e->ids, tokens, sizeof(e->ids)) == 0)
-			return e;
-	return NULL;
+		if (XXH128_isEqual(e->key, key) && e->parent == parent &&
+		    memcmp(e->ids, tokens, sizeof(e->ids)) == 0 && (decoded == ANY || e->decoded == decoded) &&
+		    (!best || e->decoded == KV_BLOCK))
+			best = e;
+	return best;
 }
 
-size_t prefix_take(struct prefix_cache *c, struct kv_seq *s, const uint32_t *ids, size_t count)
+/* Takes a place in s that may have another block of the same bytes, or of none. */
+static bool give(struct prefix_cache *c, struct kv_seq *s, size_t n, const struct entry *e)
 {
-	size_t most = (count - 1) / KV_BLOCK, n = 0;
+	if (n >= s->count)
+		return kv_seq_share(s, c->pool, e->block);
+	kv_seq_replace(s, c->pool, n, e->block);
+	return true;
+}
+
+size_t prefix_take(struct prefix_cache *c, struct kv_seq *s, const uint32_t *ids, size_t count, uint8_t *decoded)
+{
+	size_t most = (count - 1) / KV_BLOCK, have = s->length / KV_BLOCK, n = 0;
 	struct entry *e = NULL, *next;
 
-	while (n < most && (next = find(c, e, ids, n)) && kv_seq_share(s, c->pool, next->block)) {
+	while (n < most) {
+		next = find(c, e, ids, n, !decoded ? KV_BLOCK : n < have ? decoded[n] : ANY);
+		if (!next || !give(c, s, n, next))
+			break;
+		if (decoded)
+			decoded[n] = next->decoded;
 		e = next;
 		n++;
 	}
-	s->length = n * KV_BLOCK;
-	s->mtp = c->mtp ? s->length : 0;
+	if (n > have) {
+		s->length = n * KV_BLOCK;
+		s->mtp = c->mtp ? s->length : 0;
+	}
 	return s->length;
 }
 
-static struct entry *add(struct prefix_cache *c, struct entry *parent, const uint32_t *ids, size_t n, void *block)
+size_t prefix_find(const struct prefix_cache *c, const uint32_t *ids, size_t count, uint8_t *decoded)
+{
+	const struct entry *e = NULL;
+	size_t n = 0;
+
+	while (n < (count - 1) / KV_BLOCK && (e = find(c, e, ids, n, ANY)) != NULL)
+		decoded[n++] = e->decoded;
+	return n * KV_BLOCK;
+}
+
+static struct entry *add(struct prefix_cache *c, struct entry *parent, const uint32_t *ids, size_t n, void *block,
+	uint8_t decoded)
 {
 	struct entry *e = mem_calloc(1, sizeof(*e));
 
@@ -161,6 +195,7 @@ static struct entry *add(struct prefix_cache *c, struct entry *parent, const uin
 	e->key = chain(parent, e->ids);
 	e->parent = parent;
 	e->block = block;
+	e->decoded = decoded;
 	c->of_block[kv_block_number(c->pool, block)] = e;
 	kv_block_keep(c->pool, block);
 	LIST_INSERT_HEAD(&c->buckets[e->key.low64 & (c->bucket_count - 1)], e, bucket);
@@ -168,16 +203,18 @@ static struct entry *add(struct prefix_cache *c, struct entry *parent, const uin
 	return e;
 }
 
-void prefix_keep(struct prefix_cache *c, struct kv_seq *s, const uint32_t *ids, size_t count)
+void prefix_keep(struct prefix_cache *c, struct kv_seq *s, const uint32_t *ids, size_t count, const uint8_t *decoded)
 {
 	struct entry *e = NULL, *next;
 
 	for (size_t n = 0; n < (count - 1) / KV_BLOCK; n++) {
-		next = find(c, e, ids, n);
+		uint8_t how = decoded ? decoded[n] : KV_BLOCK;
+
+		next = find(c, e, ids, n, how);
 		if (next)
 			kv_seq_replace(s, c->pool, n, next->block);
 		else
-			next = add(c, e, ids, n, s->pages[n]);
+			next = add(c, e, ids, n, s->pages[n], how);
 		if (!next)
 			break;
 		e = next;

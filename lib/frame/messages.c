@@ -16,6 +16,12 @@ void kv_block_put(struct meta_builder *b, const struct kv_block *k, enum dtype t
 
 	meta_put_uint(b, "first", k->first);
 	meta_put_uint(b, "count", k->count);
+	if (k->key[0])
+		meta_put_cstr(b, "block_key", k->key);
+	if (k->parent[0])
+		meta_put_cstr(b, "parent_key", k->parent);
+	if (k->has_decoded)
+		meta_put_uint(b, "decoded", k->decoded);
 	meta_put_tensor(b, "kv", type, "layer,token,dim", shape, 3, 0, NULL);
 }
 
@@ -23,8 +29,14 @@ int kv_block_get(const struct frame *f, struct kv_block *k, struct frame_tensor 
 {
 	int rc;
 
+	k->key[0] = k->parent[0] = 0;
+	k->decoded = 0;
+	k->has_decoded = meta_uint(f->meta, "decoded", &k->decoded) == META_OK;
 	if ((rc = message_uint(f, f->meta, "first", true, 0, UINT32_MAX, &k->first, err)) ||
 	    (rc = message_uint(f, f->meta, "count", true, 1, UINT32_MAX, &k->count, err)) ||
+	    (rc = message_cstr(f, "block_key", false, k->key, sizeof(k->key), err)) ||
+	    (rc = message_cstr(f, "parent_key", false, k->parent, sizeof(k->parent), err)) ||
+	    (rc = message_uint(f, f->meta, "decoded", false, 0, UINT32_MAX, &k->decoded, err)) ||
 	    (rc = frame_tensor_get(f, "kv", t, err)))
 		return rc;
 	if (t->ndim != 3 || k->count > t->shape[1])

@@ -53,8 +53,14 @@ int request_get(const struct frame *f, struct request *r, struct ds_err *err);
 int request_tokens(const struct frame *f, const uint32_t **ids, size_t *n, struct ds_err *err);
 
 /* kv: one block of one request.  Tensor "kv" [layer, token, dim], BF16 or F32. */
+enum { KV_KEY_HEX = 33 };            /* 32 digits and NUL */
 struct kv_block {
 	uint64_t first, count;       /* tokens first .. first + count */
+	/* Of a sender that uses a store, in hexadecimal: the key of the store's block that ends here, and of the one
+	 * before it (or what stands for the beginning).  "": not said. */
+	char key[KV_KEY_HEX], parent[KV_KEY_HEX];
+	bool has_decoded;            /* not all rows were made by prefill, as of a stored block may be: */
+	uint64_t decoded;            /* the first that decode made */
 };
 void kv_block_put(struct meta_builder *b, const struct kv_block *k, enum dtype type, uint64_t layers, uint64_t block,
 	uint64_t dim);

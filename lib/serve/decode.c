@@ -75,12 +75,13 @@ void job_end(struct decode *d, struct job *j)
 		}
 	TAILQ_REMOVE(&d->jobs, j, link);
 	j->g->open--;
-	kv_seq_clear(&j->kv, d->w->pool);
 	prompt_end(&j->at);
+	kv_seq_clear(&j->kv, d->w->pool);
 	sample_history_free(j->history);
 	stop_free(j->stop);
 	kv_parked_free(&j->parked);
 	free(j->h);
+	free(j->made.ids);
 	free(j);
 }
 
@@ -98,6 +99,7 @@ static void group_free(struct decode *d, struct group *g)
 	stop_free(g->stop);
 	free(g->common);
 	free(g->stem);
+	free(g->decoded);
 	if (d->pressed == g)
 		d->pressed = NULL;
 	free(g->first);
@@ -214,6 +216,8 @@ void group_start(struct decode *d, struct job *j, const float *hidden)
 	for (size_t i = 0; i < n; i++) {
 		struct sampled first = g->first[i];
 
+		store_begin_made(d, all[i]);
+		store_made(d, all[i], first.id);
 		emit(d, all[i], &first);
 	}
 }

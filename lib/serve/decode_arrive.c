@@ -85,6 +85,7 @@ static int add_group(struct decode *d, struct source *src, const struct frame *f
 	if (!rc && source_hello(src)->kv.type == DT_NONE) { /* a stream without KV: the prompt is computed here */
 		j->state = JOB_PROMPT;
 		j->at = (struct prompt){ .ids = g->ids, .count = g->prompt, .kv = &j->kv };
+		prompt_ask(d->w, &j->at);
 	}
 	if (rc)
 		group_end(d, g);
@@ -197,6 +198,7 @@ static int take_kv(struct decode *d, struct source *src, struct frame *f)
 		memcpy(home, f->data, d->w->pool->block_bytes);
 	}
 	g->incoming = NULL;
+	store_heard(d, g, &k);
 	g->arrived++;
 	return 0;
 }
@@ -305,7 +307,10 @@ static int on_step(void *ctx, bool *busy, struct ds_err *err)
 
 static void on_drain(void *ctx)
 {
-	((struct decode *)ctx)->draining = true;
+	struct decode *d = ctx;
+
+	d->draining = true;
+	work_drain(d->w);
 }
 
 static void on_state(void *ctx)
@@ -334,15 +339,11 @@ static void on_state(void *ctx)
 	jw_uint(&w, running);
 	jw_key(&w, "parked");
 	jw_uint(&w, parked);
-	jw_key(&w, "kv_blocks");
-	jw_uint(&w, d->w->pool->blocks);
-	jw_key(&w, "kv_blocks_used");
-	jw_uint(&w, d->w->pool->used - d->w->pool->idle);
 	jw_key(&w, "kv_blocks_outside");
 	jw_uint(&w, outside(d));
 	jw_key(&w, "unread");
 	jw_uint(&w, d->paused.n + d->full.n);
-	ranked_state(d->w, &w);
+	work_state(d->w, &w);
 	jw_obj_end(&w);
 	work_print_state(&b);
 	buf_free(&b);
@@ -350,7 +351,17 @@ static void on_state(void *ctx)
 
 static int on_bell(void *ctx)
 {
-	return ranked_bell(((struct decode *)ctx)->w);
+	return work_bell(((struct decode *)ctx)->w);
+}
+
+static bool on_awaited(void *ctx)
+{
+	return work_awaited(((struct decode *)ctx)->w);
+}
+
+static bool on_waits(void *ctx)
+{
+	return work_waits(((struct decode *)ctx)->w);
 }
 
 static int on_aside(void *ctx, int (*fn)(void *arg, struct ds_err *err), void *arg, struct ds_err *err)
@@ -371,6 +382,8 @@ const struct stage_ops decode_ops = {
 	.incomplete = on_incomplete,
 	.step = on_step,
 	.bell = on_bell,
+	.awaited = on_awaited,
+	.waits = on_waits,
 	.aside = on_aside,
 	.ending = on_ending,
 	.drain = on_drain,

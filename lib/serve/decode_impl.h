@@ -10,6 +10,7 @@
  *   decode_emit.c   tokens on their way out: stop strings, frames, how a choice ends
  *   decode_draft.c  speculation: drafts of the MTP layer
  *   draft_policy.c  whether it pays
+ *   decode_store.c  the store of KV blocks: prompts that are computed here, blocks with generated tokens
  */
 #ifndef DS_SERVE_DECODE_IMPL_H
 #define DS_SERVE_DECODE_IMPL_H
@@ -46,8 +47,19 @@ struct group {
 	struct done done;         /* as it will be sent */
 	size_t open;              /* choices that are not finished */
 	int64_t began_ns;
+	uint8_t *decoded;         /* --store-generated: [prompt / KV_BLOCK + 1] how the prompt's rows were made, */
+	bool traced;              /* and the keys of its blocks are known */
 	size_t passed;            /* turns that went to older prompts */
 	struct job *turn;         /* while a step is put together: the choice whose turn is next, NULL: no more */
+};
+
+/* Tokens whose rows are not stored yet, from the beginning of a block of the store on. */
+struct made {
+	bool on;
+	size_t block;             /* that one */
+	struct store_key parent;  /* the key of the block before it */
+	uint32_t *ids;            /* [n] */
+	size_t n, cap;
 };
 
 /* One choice of a request; the only one, until its first token is there. */
@@ -59,6 +71,8 @@ struct job {
 	struct prompt at;         /* JOB_PROMPT */
 	struct kv_seq kv;
 	struct kv_parked parked;  /* bytes set: the KV lies there and in g->common, not in kv */
+	bool waits;               /* for the store: it cannot run */
+	struct made made;
 	uint32_t token;           /* the last one, to be fed next */
 	uint64_t position;        /* of that token */
 	uint64_t index;           /* of the next token to be sent */
@@ -145,7 +159,7 @@ void let_in(struct decode *d);
 
 /* ---- decode_turn.c ---- */
 
-/* It is not arriving, and its answers are read. */
+/* It is not arriving, in one way or another, and its answers are read. */
 bool can_run(const struct job *j);
 /* Fills d->stepping with those that take part in the next step, each with its rows; returns their number. */
 size_t choose(struct decode *d);
@@ -153,6 +167,18 @@ size_t choose(struct decode *d);
 /* ---- decode_step.c ---- */
 
 int decode_step(struct decode *d, bool *busy, struct ds_err *err);
+
+/* ---- decode_store.c; nothing of this does anything without --kv ---- */
+
+/* Before those are chosen that take part in a step: what has become of look-ups. */
+void store_look(struct decode *d);
+/* The prompt of j was computed here and is complete.  DS_DATA: the model is not what it was. */
+int store_prompt(struct decode *d, struct job *j, struct ds_err *err);
+/* A KV frame's words, before it is counted as arrived. */
+void store_heard(struct decode *d, struct group *g, const struct kv_block *k);
+/* j begins to generate; then for each of its tokens, when the rows before it are there. */
+void store_begin_made(struct decode *d, struct job *j);
+void store_made(struct decode *d, struct job *j, uint32_t token);
 
 /* ---- decode_draft.c ---- */
 

@@ -101,7 +101,7 @@ static bool others_go_on(const struct decode *d)
 	const struct job *j;
 
 	TAILQ_FOREACH(j, &d->jobs, link)
-		if (arriving(j) ? !is_full(d, j->g->src) : can_run(j))
+		if (arriving(j) ? !is_full(d, j->g->src) : j->waits || can_run(j))
 			return true;
 	return false;
 }

@@ -109,6 +109,7 @@ static size_t accept(struct decode *d, struct job *j, const struct segment *s)
 		j->kv.length = base + r + 1; /* what wrong drafts left behind it is written over */
 		j->token = t.id;
 		draft_remember(d, j, s->hidden + r * c->hidden);
+		store_made(d, j, t.id);
 		if (!emit(d, j, &t) || !right)
 			return r + 1;
 	}
@@ -153,8 +154,11 @@ static int finish_prompts(struct decode *d, size_t n, struct ds_err *err)
 		}
 	rc = prompt_stepped(d->w, segs, d->prompts, n, err);
 	for (size_t i = 0; i < n && !rc; i++)
-		if (d->prompts[i] && segs[i].want_logits)
-			start(d, d->stepping[i], &d->stepping[i]->at);
+		if (d->prompts[i] && segs[i].want_logits) {
+			rc = store_prompt(d, d->stepping[i], err);
+			if (!rc)
+				start(d, d->stepping[i], &d->stepping[i]->at);
+		}
 	return rc;
 }
 
@@ -172,11 +176,15 @@ static void time_step(struct decode *d, size_t running, bool drafted, size_t tok
 
 static int step(struct decode *d, bool *busy, struct ds_err *err)
 {
-	size_t n = choose(d), running, tokens, prompts = 0;
+	size_t n, running, tokens, prompts = 0;
 	int64_t began = time_mono_ns();
-	bool drafted = d->o.drafts && add_drafts(d, n);
-	int rc = drafted ? draft(d, n, err) : 0;
+	bool drafted;
+	int rc;
 
+	store_look(d);
+	n = choose(d);
+	drafted = d->o.drafts && add_drafts(d, n);
+	rc = drafted ? draft(d, n, err) : 0;
 	if (!rc && d->o.drafts)
 		rc = draft_catch_up(d, n, err);
 	*busy = n > 0;

@@ -32,7 +32,7 @@ static bool idle(const struct job *k)
 
 bool can_run(const struct job *j)
 {
-	return j->state != JOB_ARRIVING && !source_blocked(j->g->src);
+	return j->state != JOB_ARRIVING && !j->waits && !source_blocked(j->g->src);
 }
 
 static bool precedes(const struct job *a, const struct job *b)
@@ -62,7 +62,7 @@ static struct job *victim(struct decode *d, const struct job *j)
 		return NULL;
 
 	TAILQ_FOREACH_REVERSE(k, &d->jobs, job_list, link) {
-		if (k == j || k->rows || !has_blocks(k))
+		if (k == j || k->rows || k->waits || !has_blocks(k)) /* what is fetched arrives soon */
 			continue;
 		if (idle(k))
 			return k;

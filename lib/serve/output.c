@@ -120,7 +120,7 @@ int output_open(struct stage *st, struct ds_err *err)
 	if (rc)
 		return rc;
 	fd_grow_pipe(st->out.fd);
-	if (st->ops->bell && st->ops->bell(cfg->ctx) >= 0) /* others wait for this process, whoever reads its answers */
+	if (st->ops->awaited && st->ops->awaited(cfg->ctx))
 		fd_nonblock_apart(st->out.fd);
 	st->out_watch = fstat(st->out.fd, &sb) == 0 && (S_ISFIFO(sb.st_mode) || S_ISSOCK(sb.st_mode));
 	return 0;

@@ -48,8 +48,8 @@ void prefill_job_free(struct prefill *p, struct job *j)
 	struct source *src = j->src;
 
 	profile_request_end(p->w->profile, j->frame.stream, j->request.id);
-	kv_seq_clear(&j->kv, p->w->pool);
 	prompt_end(&j->prompt);
+	kv_seq_clear(&j->kv, p->w->pool);
 	free(j->result.first);
 	free(j->frame.data);
 	free((void *)(uintptr_t)j->frame.meta_raw);
@@ -161,6 +161,7 @@ static int take_request(struct prefill *p, struct source *src, struct frame *f, 
 	source_hold(src);
 	p->held++;
 	profile_request(p->w->profile, j->frame.stream, j->request.id, j->prompt.count);
+	prompt_ask(p->w, &j->prompt);
 	return 0;
 }
 
@@ -258,7 +259,10 @@ static int on_step(void *ctx, bool *busy, struct ds_err *err)
 
 static void on_drain(void *ctx)
 {
-	((struct prefill *)ctx)->draining = true;
+	struct prefill *p = ctx;
+
+	p->draining = true;
+	work_drain(p->w);
 }
 
 static size_t list_length(const struct job_list *list)
@@ -285,11 +289,7 @@ static void on_state(void *ctx)
 	jw_uint(&w, list_length(&p->active));
 	jw_key(&w, "sending");
 	jw_uint(&w, list_length(&p->sending));
-	jw_key(&w, "kv_blocks");
-	jw_uint(&w, p->w->pool->blocks);
-	jw_key(&w, "kv_blocks_used");
-	jw_uint(&w, p->w->pool->used - p->w->pool->idle);
-	ranked_state(p->w, &w);
+	work_state(p->w, &w);
 	jw_obj_end(&w);
 	work_print_state(&b);
 	buf_free(&b);
@@ -297,7 +297,17 @@ static void on_state(void *ctx)
 
 static int on_bell(void *ctx)
 {
-	return ranked_bell(((struct prefill *)ctx)->w);
+	return work_bell(((struct prefill *)ctx)->w);
+}
+
+static bool on_awaited(void *ctx)
+{
+	return work_awaited(((struct prefill *)ctx)->w);
+}
+
+static bool on_waits(void *ctx)
+{
+	return work_waits(((struct prefill *)ctx)->w);
 }
 
 static int on_aside(void *ctx, int (*fn)(void *arg, struct ds_err *err), void *arg, struct ds_err *err)
@@ -316,6 +326,8 @@ const struct stage_ops prefill_ops = {
 	.gone = on_gone,
 	.step = on_step,
 	.bell = on_bell,
+	.awaited = on_awaited,
+	.waits = on_waits,
 	.aside = on_aside,
 	.ending = on_ending,
 	.drain = on_drain,

@@ -13,7 +13,10 @@
 #include "serve/prefill.h"
 #include "serve/prompt.h"
 
-enum { MAX_WAITING = 256 }; /* requests held before sources are left unread */
+enum {
+	MAX_WAITING = 256, /* requests held before sources are left unread */
+	AHEAD = 8,         /* requests whose KV is fetched before a step has room for them */
+};
 
 struct job {
 	TAILQ_ENTRY(job) link;

@@ -26,6 +26,8 @@ static int send_kv(struct prefill *p, struct job *j, size_t block)
 		memset((unsigned char *)iov.iov_base + (l * KV_BLOCK + rows) * row, 0, (KV_BLOCK - rows) * row);
 	}
 	meta_reset(p->meta);
+	if (j->prompt.keys)
+		kv_say(p->w->store, &k, block, j->prompt.decoded[block], j->prompt.keys, j->prompt.key_count);
 	kv_block_put(p->meta, &k, pool->type, pool->layers, KV_BLOCK, pool->dim);
 	return stage_send(j->src, FRAME_KV, j->frame.stream, p->meta, &iov, 1, true);
 }
@@ -96,7 +98,8 @@ static void fail(struct prefill *p, struct job *j, struct job_list *list, const 
 static int begin(struct prefill *p, struct job *j, struct ds_err *err)
 {
 	j->result.n = j->request.n;
-	j->result.first = mem_array(j->request.n, sizeof(*j->result.first));
+	if (!j->result.first)
+		j->result.first = mem_array(j->request.n, sizeof(*j->result.first));
 	if (!j->result.first)
 		return err_nomem(err, j->request.n * sizeof(*j->result.first), "first tokens");
 	return prompt_begin(p->w, &j->prompt, err);
@@ -118,25 +121,66 @@ static bool step_has_room(const struct prefill *p)
 	return rows < p->w->max_rows && n < p->w->max_segs;
 }
 
+/* KV memory for the whole prompt, or none; full: those before it wait for that, or it does now. */
+static bool reserve(struct prefill *p, struct job *j, bool *full, struct ds_err *err)
+{
+	size_t need = kv_blocks_for(j->prompt.count);
+
+	err->code = 0;
+	if (j->kv.count >= need)
+		return true;
+	*full |= kv_pool_available(p->w->pool) < need - j->kv.count;
+	if (!*full && begin(p, j, err))
+		return false;
+	if (!*full && kv_seq_reserve(&j->kv, p->w->pool, j->prompt.count))
+		return true;
+	*full = true;
+	prompt_reset(p->w, &j->prompt);
+	return false;
+}
+
+/* What a waiting job needs before it is computed: what the store has of it, memory, a step with room.  True: all is
+ * there. */
+static bool prepare(struct prefill *p, struct job *j, bool turn, bool *full, struct ds_err *err)
+{
+	enum prompt_store s = prompt_store(p->w, &j->prompt, turn);
+
+	err->code = 0;
+	if (s == PROMPT_FETCH && reserve(p, j, full, err)) {
+		prompt_fetch(p->w, &j->prompt);
+		s = prompt_store(p->w, &j->prompt, turn);
+	}
+	p->w->store_waits |= s == PROMPT_WAITS;
+	if (s != PROMPT_READY || !turn || !reserve(p, j, full, err))
+		return false;
+	/* What came to the cache of prefixes since its memory was reserved. */
+	return !p->w->store || prompt_begin(p->w, &j->prompt, err) == 0;
+}
+
 /* Waiting requests become active in order, as KV memory for the whole prompt is there, and not before a step has room
- * for them: what is computed meanwhile may be what they begin with. */
+ * for them: what is computed meanwhile may be what they begin with.  Who waits for the store does not hold up others;
+ * what it has is fetched ahead. */
 static void activate(struct prefill *p)
 {
+	struct job *j = TAILQ_FIRST(&p->waiting), *next;
+	bool full = false, turn = true;
+	size_t ahead = 0;
 	struct ds_err why;
-	struct job *j;
 
-	while (step_has_room(p) && (j = TAILQ_FIRST(&p->waiting)) != NULL) {
-		if (kv_pool_available(p->w->pool) < kv_blocks_for(j->prompt.count))
-			return;
-		if (!j->result.first && begin(p, j, &why)) {
+	p->w->store_waits = p->w->store && kv_client_holds(p->w->store);
+	for (; j && (turn = turn && step_has_room(p), turn || (p->w->store && ahead < AHEAD)); j = next) {
+		next = TAILQ_NEXT(j, link);
+		if (prepare(p, j, turn, &full, &why)) {
+			j->began_ns = time_mono_ns();
+			TAILQ_REMOVE(&p->waiting, j, link);
+			TAILQ_INSERT_TAIL(&p->active, j, link);
+		} else if (why.code) {
 			fail(p, j, &p->waiting, &why);
-			continue;
+		} else {
+			ahead++;
+			if (!p->w->store)
+				return;
 		}
-		if (!kv_seq_reserve(&j->kv, p->w->pool, j->prompt.count))
-			return;
-		j->began_ns = time_mono_ns();
-		TAILQ_REMOVE(&p->waiting, j, link);
-		TAILQ_INSERT_TAIL(&p->active, j, link);
 	}
 }
 
@@ -169,6 +213,7 @@ static void finish(struct prefill *p, struct job *j)
 	r->position = j->prompt.count;
 	r->usage = prompt_usage(&j->prompt, j->prompt.count);
 	r->prefill_ns = (uint64_t)(time_mono_ns() - j->began_ns);
+	prompt_publish(p->w, &j->prompt);
 	TAILQ_REMOVE(&p->active, j, link);
 	TAILQ_INSERT_TAIL(&p->sending, j, link);
 }
@@ -208,6 +253,8 @@ int prefill_step(struct prefill *p, bool *busy, struct ds_err *err)
 	size_t n;
 	int rc;
 
+	if (p->w->store)
+		kv_client_rung(p->w->store);
 	send_finished(p);
 	activate(p);
 	n = fill_step(p);

@@ -405,7 +405,8 @@ static void stuck(struct source *src)
 	struct stage *st = src->st;
 	struct ds_err why;
 
-	if (!src->input_done || !src->holds || st->busy || src->routes || any_blocked(st))
+	if (!src->input_done || !src->holds || st->busy || src->routes || any_blocked(st) ||
+	    (st->ops->waits && st->ops->waits(st->cfg->ctx)))
 		return;
 	if (st->service && st->ops->incomplete && !st->ops->incomplete(st->cfg->ctx, src))
 		return; /* it waits for room that others have */

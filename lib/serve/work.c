@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/time.h"
 #include "base/version.h"
 #include "serve/dump.h"
 #include "serve/ranked.h"
@@ -114,13 +115,15 @@ int work_open(struct work *w, const struct work_options *o, const struct stage_o
 	w->max_rows = o->max_rows;
 	w->max_segs = o->max_segs;
 	w->mtp = o->mtp;
+	w->drain_ns = io->drain_ns;
 	if ((rc = model_open(&w->model, o->model, err)) ||
 	    (o->unit.me.unit && (rc = ranked_open(w, o, io->anywhere, role, &c, err))) ||
 	    (rc = engine_new(&w->engine, w->model, &c, err)) ||
 	    (rc = engine_kv_pool(w->engine, o->kv_memory, &w->pool, err)) ||
 	    (!o->no_prefix && !o->dump && (rc = prefix_new(&w->prefix, w->pool, w->mtp, err))) ||
 	    (rc = sampler_new(&w->sampler, w->model->config.vocab, err)) ||
-	    (rc = open_profile(w, o, io, program, err)))
+	    (rc = open_profile(w, o, io, program, err)) ||
+	    (rc = kv_options_open(w, &o->kv, o->kv_memory, err)))
 		goto fail;
 	w->segs = mem_calloc(2 * w->max_segs, sizeof(*w->segs));
 	w->mtp_segs = w->segs + w->max_segs;
@@ -151,6 +154,7 @@ int work_finish(struct work *w, int rc, struct ds_err *err)
 void work_close(struct work *w)
 {
 	profile_free(w->profile);
+	kv_client_close(w->store);
 	free(w->segs);
 	if (w->tokenizer)
 		tokenizer_free(w->tokenizer);
@@ -214,6 +218,48 @@ static int open_dump(struct work *w, const struct work_options *o, const struct 
 	return rc;
 }
 
+static int flush(void *arg, struct ds_err *err)
+{
+	struct work *w = arg;
+
+	(void)err;
+	kv_client_flush(w->store, (w->draining_ns ? w->draining_ns : time_mono_ns()) + w->drain_ns);
+	return 0;
+}
+
+/* What waits to be written has as long as running requests have. */
+static void finish_store(struct work *w, bool stats)
+{
+	struct ds_err err;
+
+	ranked_aside(w, flush, w, &err);
+	if (stats)
+		kv_client_report(w->store);
+}
+
+int work_bell(const struct work *w)
+{
+	return w->store ? kv_client_bell(w->store) : ranked_bell(w);
+}
+
+bool work_awaited(const struct work *w) { return w->ranked != NULL; }
+
+bool work_waits(const struct work *w) { return w->store_waits; }
+
+void work_drain(struct work *w)
+{
+	w->draining_ns = time_mono_ns();
+}
+
+void work_state(const struct work *w, struct jw *out)
+{
+	jw_put_uint(out, "kv_blocks", w->pool->blocks);
+	jw_put_uint(out, "kv_blocks_used", w->pool->used - w->pool->idle);
+	if (w->store)
+		kv_client_state(w->store, out);
+	ranked_state(w, out);
+}
+
 int work_run(struct work *w, const struct work_options *o, const struct stage_config *stage, struct ds_err *err)
 {
 	struct ds_err second;
@@ -225,6 +271,8 @@ int work_run(struct work *w, const struct work_options *o, const struct stage_co
 		rc = ranked_begin(w, stage, err);
 	if (!rc && !o->unit.alone)
 		rc = stage_run(stage, err);
+	if (w->store)
+		finish_store(w, o->stats);
 	rc = ranked_finish(w, stage, rc, err);
 	if (!w->dump)
 		return rc;

@@ -10,6 +10,8 @@
 #include "engine/sample.h"
 #include "frame/messages.h"
 #include "model/tokenizer.h"
+#include "serve/kv_client.h"
+#include "serve/kv_options.h"
 #include "serve/stage.h"
 #include "serve/unit_options.h"
 
@@ -25,6 +27,7 @@ struct work_options {
 	bool stats;
 	bool no_prefix;         /* a dump does without, too: no row is to be missing */
 	struct unit_options unit;
+	struct kv_options kv;
 	/* set by the program */
 	enum overlap overlap;      /* of a unit's micro-batches */
 	bool mtp;                  /* the MTP layer's KV entries are computed */
@@ -44,8 +47,9 @@ struct work_options {
 		.type = OPT_STR, .dst = &(o).arith, .env = true }, \
 	{ .name = "kv-memory", .arg = "SIZE", .help = "memory for the KV cache", .def = "1G", .type = OPT_SIZE, \
 		.dst = &(o).kv_memory, .env = true }, \
-	{ .name = "no-prefix-cache", .help = "compute every prompt from its beginning", .type = OPT_FLAG, \
+	{ .name = "no-prefix-cache", .help = "keep no KV of earlier prompts in memory", .type = OPT_FLAG, \
 		.dst = &(o).no_prefix }, \
+	KV_OPTIONS((o).kv), \
 	{ .name = "dump", .arg = "POINTS", .help = "write tensors as frames: 'layer.*.attn_out,layer.3.router'", \
 		.type = OPT_STR, .dst = &(o).dump }, \
 	{ .name = "dump-to", .arg = "FILE|ADDR", .help = "where --dump goes", .type = OPT_STR, .dst = &(o).dump_to }, \
@@ -65,6 +69,11 @@ struct work {
 	bool mtp;               /* KV blocks have the MTP layer's entries, too */
 	struct segment *segs, *mtp_segs; /* [max_segs] */
 	struct ranked *ranked;  /* the unit that this is a rank of, or NULL */
+	struct kv_client *store; /* --kv, or NULL */
+	int64_t store_timeout_ns;
+	bool store_waits;       /* the stage: some request waits for the store */
+	bool generated;         /* --store-generated */
+	int64_t drain_ns, draining_ns; /* --drain-timeout; since when, 0: not */
 	struct dump *dump;      /* --dump, or NULL */
 	bool dump_told;         /* its failure was work_dumped's answer */
 	size_t max_rows, max_segs;
@@ -89,6 +98,13 @@ void work_hello(const struct work *w, struct hello *h, const char *program, cons
 int work_run(struct work *w, const struct work_options *o, const struct stage_config *stage, struct ds_err *err);
 /* 0, or why the dump could not be written: to be asked after each step, whose answers are not sent then. */
 int work_dumped(struct work *w, struct ds_err *err);
+
+/* stage_ops.bell: of the unit and of the store. */
+int work_bell(const struct work *w);
+bool work_awaited(const struct work *w); /* stage_ops.awaited: others wait for this process */
+bool work_waits(const struct work *w);   /* stage_ops.waits */
+void work_drain(struct work *w);         /* of stage_ops.drain */
+void work_state(const struct work *w, struct jw *out); /* of stage_ops.state: what stages have in common */
 
 /* The request of a frame, its prompt checked against the model: ids below the vocabulary (of the logit bias too), the
  * prompt within the context and within the KV memory (DS_DATA, DS_CONFIG). */

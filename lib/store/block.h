@@ -7,12 +7,14 @@
  * so that neither a collision nor a stale layout can give wrong KV.
  *
  * Rows of a prompt are made by prefill's arithmetic (expanded attention), those of generated tokens by decode's
- * (absorbed): other bits.  `decoded` says from which token of the block on rows are decode's; BLOCK_PREFILLED: none.
+ * (absorbed): other bits.  `decoded` says from which token of the block on rows are decode's.
  */
 #ifndef DS_STORE_BLOCK_H
 #define DS_STORE_BLOCK_H
 
 #include "store/item.h"
+
+enum { BLOCK_TOKENS_MAX = 1024 }; /* of a block */
 
 enum block_form {
 	BLOCK_EXACT, /* as in memory */
@@ -32,11 +34,14 @@ struct block_layout {
 	enum block_form form;
 };
 
+/* decoded is the block's tokens where none of its rows is decode's, and one more where only the MTP layer's entry of its
+ * last token is: where a prompt ends with the block, decode makes that one, since it depends on the token that follows.
+ */
 struct block_id {
 	struct store_key parent; /* of the first block: block_root */
 	const uint32_t *ids;     /* [tokens], with mtp [tokens + 1] */
 	uint64_t first;          /* position of the block's first token */
-	uint64_t decoded;        /* tokens (none are decode's) or the first row of decode's */
+	uint64_t decoded;        /* the first row of decode's */
 };
 
 struct store_key block_root(const struct block_layout *l);
@@ -50,6 +55,14 @@ void block_meta_put(struct meta_builder *b, const struct block_layout *l, const 
 int block_check(const struct store_item *item, const struct block_layout *l, const struct block_id *id,
 	struct ds_err *err);
 
+/* No row has a NaN or an infinity: such blocks are neither stored nor used.  memory [layers, tokens, latent + rope] */
+bool block_finite(const struct block_layout *l, const void *memory);
+/* Form FP8: where scales and rotated parts lie among the stored bytes, behind the codes; scales of a row. */
+void block_parts(const struct block_layout *l, size_t *scale, size_t *rope);
+static inline size_t block_groups(const struct block_layout *l)
+{
+	return (size_t)((l->latent + FP8_BLOCK - 1) / FP8_BLOCK);
+}
 /* Form FP8: memory [layers, tokens, latent + rope] to stored bytes and back.  NaN and infinities: false, they are not
  * stored. */
 bool block_pack(const struct block_layout *l, const void *memory, void *stored);

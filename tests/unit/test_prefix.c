@@ -52,7 +52,7 @@ static uint32_t *word(void *block) { return block; }
  * would give. */
 static size_t run(struct rig *r, struct kv_seq *s, const uint32_t *ids, size_t n, bool mtp, size_t *wrong)
 {
-	size_t hit = prefix_take(r->cache, s, ids, n);
+	size_t hit = prefix_take(r->cache, s, ids, n, NULL);
 
 	*wrong += s->length != hit || hit % KV_BLOCK != 0 || hit >= n || (mtp && s->mtp != hit);
 	if (!kv_seq_reserve(s, r->pool, n))
@@ -63,7 +63,7 @@ static size_t run(struct rig *r, struct kv_seq *s, const uint32_t *ids, size_t n
 		*wrong += *word(s->pages[b]) != stamp(ids, b, mtp);
 	}
 	s->length = n;
-	prefix_keep(r->cache, s, ids, n);
+	prefix_keep(r->cache, s, ids, n, NULL);
 	for (size_t b = 0; b < (n - 1) / KV_BLOCK; b++)
 		*wrong += *word(s->pages[b]) != stamp(ids, b, mtp);
 	return hit;
@@ -92,12 +92,12 @@ static void test_hits(void)
 	for (size_t at = 0; at < 300; at += 13) { /* one other token anywhere */
 		memcpy(b, a, sizeof(b));
 		b[at] ^= 1;
-		if (prefix_take(r.cache, &s, b, 300) != (at < 256 ? at / KV_BLOCK * KV_BLOCK : 256))
+		if (prefix_take(r.cache, &s, b, 300, NULL) != (at < 256 ? at / KV_BLOCK * KV_BLOCK : 256))
 			wrong++;
 		kv_seq_clear(&s, r.pool);
 	}
 	/* the second block's tokens at the beginning of a prompt */
-	wrong += prefix_take(r.cache, &s, a + KV_BLOCK, 200) != 0;
+	wrong += prefix_take(r.cache, &s, a + KV_BLOCK, 200, NULL) != 0;
 	tap_is_int((long long)wrong, 0,
 		"a block is found where all tokens before and in it are the same, and only there");
 	close_rig(&r);
@@ -138,14 +138,14 @@ static void test_twins(void)
 	open_rig(&r, 9, false);
 	prompt(a, 200, 200, 1, 1);
 	prompt(b, 270, 200, 1, 2);
-	prefix_take(r.cache, &s, a, 200);
-	prefix_take(r.cache, &t, b, 270);
+	prefix_take(r.cache, &s, a, 200, NULL);
+	prefix_take(r.cache, &t, b, 270, NULL);
 	if (!kv_seq_reserve(&s, r.pool, 200) || !kv_seq_reserve(&t, r.pool, 270))
 		tap_bail("no room");
 	s.length = 200;
 	t.length = 270;
-	prefix_keep(r.cache, &s, a, 200);
-	prefix_keep(r.cache, &t, b, 270);
+	prefix_keep(r.cache, &s, a, 200, NULL);
+	prefix_keep(r.cache, &t, b, 270, NULL);
 	tap_ok(r.pool->used == 6 && s.pages[2] == t.pages[2] && prefix_blocks(r.cache) == 4,
 		"what two sequences computed at the same time is held once");
 	kv_seq_clear(&s, r.pool);
@@ -179,10 +179,10 @@ static void test_order(void)
 	kv_seq_clear(&s, r.pool);
 	run(&r, &s, ids[2], 129, false, &wrong); /* three blocks, two are free */
 	kv_seq_clear(&s, r.pool);
-	tap_ok(prefix_take(r.cache, &s, ids[1], 129) == 64,
+	tap_ok(prefix_take(r.cache, &s, ids[1], 129, NULL) == 64,
 		"the end of the prefix that was used least recently went first");
 	kv_seq_clear(&s, r.pool);
-	tap_ok(prefix_take(r.cache, &s, ids[0], 129) == 128, "one used since then is there");
+	tap_ok(prefix_take(r.cache, &s, ids[0], 129, NULL) == 128, "one used since then is there");
 	tap_ok(kv_seq_reserve(&u, r.pool, 4 * KV_BLOCK) && !kv_seq_reserve(&u, r.pool, 5 * KV_BLOCK) &&
 		prefix_blocks(r.cache) == 2, "a prefix in use is never given up");
 	kv_seq_clear(&u, r.pool);
@@ -256,11 +256,11 @@ static double reclaim_all(size_t in_use)
 	if (!ids || !kv_seq_reserve(&busy, r.pool, in_use * KV_BLOCK))
 		tap_bail("no memory");
 	if (in_use)
-		prefix_keep(r.cache, &busy, ids, in_use * KV_BLOCK + 1);
+		prefix_keep(r.cache, &busy, ids, in_use * KV_BLOCK + 1, NULL);
 	ids[0] = 1;
 	if (!kv_seq_reserve(&s, r.pool, n))
 		tap_bail("no room");
-	prefix_keep(r.cache, &s, ids, n);
+	prefix_keep(r.cache, &s, ids, n, NULL);
 	kv_seq_clear(&s, r.pool);
 	began = clock();
 	if (r.pool->idle != LARGE || !kv_seq_reserve(&s, r.pool, n) || r.pool->idle)

@@ -1,0 +1,95 @@
+/*
+ * What the files of the client have in common.
+ *
+ *   kv_client.c  its life: threads, the bell, whether the store is well
+ *   kv_ask.c     looking up and fetching, as the stage sees it
+ *   kv_fetch.c   the same, as the thread does it
+ *   kv_put.c     keys, and blocks that are written behind
+ */
+#ifndef DS_SERVE_KV_CLIENT_IMPL_H
+#define DS_SERVE_KV_CLIENT_IMPL_H
+
+#include <pthread.h>
+#include <sys/queue.h>
+
+#include "serve/kv_client.h"
+#include "store/store.h"
+
+enum { KNOWN = 4096, PUT_KEYS = 64 };
+
+struct kv_ask {
+	TAILQ_ENTRY(kv_ask) link;  /* while it is queued, or given up and at work */
+	struct kv_client *c;
+	int64_t began_ns;
+	uint32_t *ids;             /* [count] */
+	size_t count, blocks;      /* blocks: of the store, that a further token follows */
+	struct store_key *keys;    /* [blocks] found ones, then as if prefill had made the rest */
+	uint64_t *decoded;         /* [blocks] */
+	uint8_t *here;             /* [blocks] the store has them */
+	size_t have;               /* blocks in memory when it began */
+	size_t found;              /* blocks */
+	/* under the client's lock */
+	enum kv_ask_state state;
+	bool asked;                /* the store answered: `here` counts */
+	bool running, given_up;
+	size_t first, arrived, placed; /* blocks: the first to be fetched, whole, begun */
+	/* of the fetch */
+	void **pages;              /* [(found - first) * pages of a block] NULL: there already */
+	bool wrong;                /* the block behind the last that arrived is not what its key says */
+	struct kv_seq hold;        /* the stage's: what keeps the pages from others */
+};
+TAILQ_HEAD(kv_ask_list, kv_ask);
+
+struct kv_write {
+	STAILQ_ENTRY(kv_write) link;
+	struct store_key key;
+	struct block_id id;        /* its ids are ours */
+	unsigned char *memory;     /* [layers, tokens of the block, dim] */
+};
+STAILQ_HEAD(kv_write_list, kv_write);
+
+struct kv_client {
+	struct kv_client_options o;
+	struct store_key root;
+	size_t pages, block_bytes, stored_bytes; /* pages of a block; its bytes in memory and as stored */
+	struct store *store;
+	pthread_t asker, writer;
+	bool threads;
+	int epoll, bell, timer;    /* bell: an eventfd */
+	int64_t due;               /* when the timer rings, 0: it does not */
+	struct kv_ask_list given_up; /* still at work */
+	struct { struct store_key key; int64_t at_ns; } known[KNOWN]; /* taken to be written, and when */
+	unsigned char *bounce, *bounce2; /* the asker's, where items do not go to a page as they are */
+
+	pthread_mutex_t lock;
+	pthread_cond_t asks_wake, writes_wake, written; /* written: the queue is empty */
+	struct kv_ask_list asks;   /* queued */
+	struct kv_ask *at;         /* what the asker is at */
+	struct kv_write_list writes;
+	size_t write_bytes, writing; /* of those that wait or are being written; their number */
+	bool stop, flushing;
+	int64_t flush_until;
+	bool lost;                 /* it failed, and is tried again at retry_ns */
+	int64_t retry_ns, pause_ns;
+	struct {
+		uint64_t asks, found, fetched, wrong, late, written, already, dropped, losses;
+	} n;                       /* blocks, but for asks, late and losses */
+};
+
+/* Frees the asks that were given up, once the thread is no longer at them. */
+void kv_reap(struct kv_client *c);
+void kv_write_free(struct kv_write *w);
+/* Fails or not: said once on stderr. */
+void kv_failed(struct kv_client *c, const struct ds_err *why);
+void kv_well(struct kv_client *c);
+void kv_ring(struct kv_client *c);
+/* id of block b of ids; the chain before it is in keys. */
+struct block_id kv_id(const struct kv_client *c, const struct store_key *keys, const uint32_t *ids, size_t b,
+	uint64_t decoded);
+/* The block of a key is known to have been taken to be written after that time. */
+bool kv_known(const struct kv_client *c, const struct store_key *key, int64_t after_ns);
+
+void *kv_asker(void *client);
+void *kv_writer(void *client);
+
+#endif
