@@ -30,7 +30,8 @@ static bool json, force;
 #define WRITERS "serve gc import"
 
 static const struct opt options[] = {
-	{ .name = "listen", .letter = 'l', .arg = "ADDR", .help = "serve on unix:PATH, tcp:HOST:PORT or fd:N; repeatable",
+	{ .name = "listen", .letter = 'l', .arg = "ADDR",
+	  .help = "serve on unix:PATH, tcp:HOST:PORT or fd:N; repeatable",
 	  .type = OPT_LIST, .dst = &listens, .commands = SERVE },
 	{ .name = "dir", .letter = 'd', .arg = "PATH", .help = "the store is in this directory", .type = OPT_STR,
 	  .dst = &dir, .commands = SERVE },
@@ -84,7 +85,7 @@ static const struct opt_program program = {
 	.name = "ds-kvstore",
 	.usage = "--dir PATH|--store ADDR [-l ADDR]... [options]  or  stat DIR|ADDR  or  "
 		 "ls|verify|gc|export|import DIR [FILE]",
-	.purpose = "The external KV cache: keeps blocks of KV on disk, hands them to whoever begins with the same tokens.",
+	.purpose = "The external KV cache: keeps blocks of KV on disk for all prompts that begin with the same tokens.",
 	.example = "ds-kvstore --listen unix:/run/kv.sock --dir /var/cache/dsutils --capacity 200G",
 	.opts = options,
 };
@@ -298,7 +299,8 @@ static void tell_fault(void *ctx, const char *line)
 static int report(const struct dir_report *r, struct ds_err *err)
 {
 	const struct { const char *name; uint64_t v; } rows[] = {
-		{ "segments", r->segments }, { "items", r->items }, { "bytes", r->bytes }, { "dead_bytes", r->dead_bytes },
+		{ "segments", r->segments }, { "items", r->items }, { "bytes", r->bytes },
+		{ "dead_bytes", r->dead_bytes },
 		{ "bad_items", r->bad_items }, { "torn_bytes", r->torn_bytes }, { "bad_indices", r->bad_indices },
 	};
 	struct buf b = { 0 };
@@ -397,7 +399,8 @@ static int run_import(const char *path, const char *file, struct ds_err *err)
 	if (!in)
 		fclose(f);
 	if (!rc)
-		log_msg(LOG_INFO, "%" PRIu64 " item%s imported, %" PRIu64 " there already", items, plural(items), already);
+		log_msg(LOG_INFO, "%" PRIu64 " item%s imported, %" PRIu64 " there already", items, plural(items),
+			already);
 	return rc;
 }
 

@@ -9,6 +9,7 @@
 static const char *const op_names[STORE_OP_COUNT] = {
 	[STORE_OP_HAS] = "has", [STORE_OP_GET] = "get", [STORE_OP_PUT] = "put", [STORE_OP_DEL] = "del",
 	[STORE_OP_PIN] = "pin", [STORE_OP_UNPIN] = "unpin", [STORE_OP_STAT] = "stat", [STORE_OP_DOUBT] = "doubt",
+	[STORE_OP_MEMORY] = "memory",
 	[STORE_OP_OK] = "ok", [STORE_OP_SEGMENT] = "segment", [STORE_OP_RANGES] = "ranges",
 };
 
@@ -80,7 +81,7 @@ int store_request_get(const struct frame *f, struct store_request *r, struct ds_
 		rc = message_bool(f, f->meta, "each", &r->each, err);
 	if (!rc)
 		rc = message_bool(f, f->meta, "fds", &r->fds, err);
-	if (rc || r->op == STORE_OP_STAT)
+	if (rc || r->op == STORE_OP_STAT || r->op == STORE_OP_MEMORY)
 		return rc;
 	rc = get_rows(f, "keys", DT_U8, STORE_MESSAGE_KEY, r->op == STORE_OP_DEL ? 1 : STORE_MESSAGE_KEYS, &keys, &r->n,
 		err);
@@ -88,7 +89,7 @@ int store_request_get(const struct frame *f, struct store_request *r, struct ds_
 	return rc;
 }
 
-const char *const store_put_request_keys[] = { "sync", "replace", "element", "ttl_ns", NULL };
+const char *const store_put_request_keys[] = { "sync", "replace", "shared", "element", "ttl_ns", NULL };
 
 void store_put_request_put(struct meta_builder *b, const struct store_put_request *r)
 {
@@ -96,6 +97,8 @@ void store_put_request_put(struct meta_builder *b, const struct store_put_reques
 		meta_put_bool(b, "sync", true);
 	if (r->replace)
 		meta_put_bool(b, "replace", true);
+	if (r->shared)
+		meta_put_bool(b, "shared", true);
 	if (r->element)
 		meta_put_uint(b, "element", r->element);
 	if (r->ttl_ns)
@@ -110,6 +113,8 @@ int store_put_request_get(const struct frame *f, struct store_put_request *r, st
 	rc = message_bool(f, f->meta, "sync", &r->sync, err);
 	if (!rc)
 		rc = message_bool(f, f->meta, "replace", &r->replace, err);
+	if (!rc)
+		rc = message_bool(f, f->meta, "shared", &r->shared, err);
 	if (!rc)
 		rc = message_uint(f, f->meta, "element", false, 0, 16, &r->element, err);
 	if (!rc)
@@ -184,8 +189,9 @@ void store_ranges_put(struct meta_builder *b, size_t n)
 
 static bool range_good(const struct store_range *r)
 {
-	return r->segment >= 0 && r->segment < STORE_MESSAGE_SEGMENTS && r->offset >= 0 && r->data_bytes >= 0 &&
-		r->data_bytes <= UINT32_MAX && r->head_bytes > FRAME_HEAD_BYTES && r->head_bytes <= STORE_MESSAGE_HEAD &&
+	return r->segment >= 0 && r->segment < STORE_MESSAGE_SEGMENTS && r->offset >= 0 &&
+		r->data_bytes >= 0 && r->data_bytes <= UINT32_MAX &&
+		r->head_bytes > FRAME_HEAD_BYTES && r->head_bytes <= STORE_MESSAGE_HEAD &&
 		r->offset < INT64_MAX - STORE_MESSAGE_HEAD - (int64_t)UINT32_MAX;
 }
 

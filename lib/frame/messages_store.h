@@ -12,7 +12,7 @@ enum { STORE_MESSAGE_KEY = 16, STORE_MESSAGE_KEYS = 16384 }; /* bytes of a key; 
 enum store_op {
 	STORE_OP_NONE, /* of a frame: one that this program does not know */
 	STORE_OP_HAS, STORE_OP_GET, STORE_OP_PUT, STORE_OP_DEL, STORE_OP_PIN, STORE_OP_UNPIN, STORE_OP_STAT,
-	STORE_OP_DOUBT,
+	STORE_OP_DOUBT, STORE_OP_MEMORY,
 	STORE_OP_OK, STORE_OP_SEGMENT, STORE_OP_RANGES,
 	STORE_OP_COUNT,
 };
@@ -24,7 +24,7 @@ int store_op_get(const struct frame *f, enum store_op *op, struct ds_err *err);
 
 struct store_request {
 	enum store_op op;
-	const uint8_t *keys; /* [n, 16]; stat has none, del one */
+	const uint8_t *keys; /* [n, 16]; stat and memory have none, del one */
 	size_t n;
 	bool each;           /* has: of each key, not only how many in a row */
 	bool fds;            /* get: as ranges of files, whose descriptors are passed, where that is possible */
@@ -38,6 +38,7 @@ int store_request_get(const struct frame *f, struct store_request *r, struct ds_
 
 struct store_put_request {
 	bool sync, replace;
+	bool shared;         /* the payload is not in the frame, but lies in the memory that was passed */
 	uint64_t element;    /* bytes of an element, 0: not known; at most 16 */
 	uint64_t ttl_ns;     /* 0: the store's */
 };

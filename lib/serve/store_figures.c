@@ -65,15 +65,15 @@ static const char *op_label(int op)
 static void put_requests(struct buf *b, struct store_server_counts *n)
 {
 	head(b, "requests_total", "requests by kind", false);
-	for (int i = 0; i <= STORE_OP_DOUBT; i++)
+	for (int i = 0; i <= STORE_OP_MEMORY; i++)
 		buf_printf(b, "ds_kvstore_requests_total{op=\"%s\"} %llu\n", op_label(i),
 			(unsigned long long)n->op[i].requests);
 	head(b, "request_errors_total", "requests that were refused or failed", false);
-	for (int i = 0; i <= STORE_OP_DOUBT; i++)
+	for (int i = 0; i <= STORE_OP_MEMORY; i++)
 		buf_printf(b, "ds_kvstore_request_errors_total{op=\"%s\"} %llu\n", op_label(i),
 			(unsigned long long)n->op[i].errors);
 	head(b, "request_seconds_total", "time in requests, answers sent included", false);
-	for (int i = 0; i <= STORE_OP_DOUBT; i++)
+	for (int i = 0; i <= STORE_OP_MEMORY; i++)
 		buf_printf(b, "ds_kvstore_request_seconds_total{op=\"%s\"} %.9g\n", op_label(i),
 			(double)n->op[i].ns * 1e-9);
 }
@@ -166,7 +166,7 @@ static void state_requests(struct store_server_counts *n, struct jw *w)
 {
 	jw_key(w, "requests");
 	jw_obj(w);
-	for (int i = 0; i <= STORE_OP_DOUBT; i++)
+	for (int i = 0; i <= STORE_OP_MEMORY; i++)
 		jw_put_uint(w, op_label(i), n->op[i].requests);
 	jw_obj_end(w);
 }

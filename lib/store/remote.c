@@ -11,8 +11,7 @@ static void keys_iov(struct iovec *iov, const struct store_key *keys, size_t n)
 	*iov = (struct iovec){ (void *)(uintptr_t)keys, n * sizeof *keys };
 }
 
-/* The answer, one ok frame; what a points to lives until the next call. */
-static int answer(struct remote_session *ss, enum store_op op, size_t n, bool each, struct store_answer *a,
+int remote_answer(struct remote_session *ss, enum store_op op, size_t n, bool each, struct store_answer *a,
 	struct ds_err *err)
 {
 	enum frame_event ev = FRAME_HEAD;
@@ -43,7 +42,7 @@ static int call(struct remote_session *ss, const struct store_request *q, const 
 	meta_reset(ss->meta);
 	store_request_put(ss->meta, q);
 	rc = wire_ask(ss, &iov, q->n != 0, false, err);
-	return rc ? rc : answer(ss, q->op, q->n, q->each, a, err);
+	return rc ? rc : remote_answer(ss, q->op, q->n, q->each, a, err);
 }
 
 static int remote_has(struct store_session *base, const struct store_key *keys, size_t n, uint8_t *here,
@@ -59,53 +58,6 @@ static int remote_has(struct store_session *base, const struct store_key *keys, 
 	for (size_t i = 0; here && i < n; i++)
 		here[i] = a.here[i] != 0;
 	return 0;
-}
-
-static const struct { const char *name; enum store_put_result how; } results[] = {
-	{ "stored", STORE_STORED }, { "already", STORE_ALREADY }, { "not_admitted", STORE_NOT_ADMITTED },
-};
-
-const char *store_put_result_name(enum store_put_result how)
-{
-	return results[how].name;
-}
-
-static size_t payload_bytes(const struct store_put *p)
-{
-	size_t n = 0;
-
-	for (int i = 0; i < p->iovs; i++)
-		n += p->iov[i].iov_len;
-	return n;
-}
-
-static int remote_put(struct store_session *base, const struct store_put *p, enum store_put_result *how,
-	struct ds_err *err)
-{
-	struct remote_session *ss = (struct remote_session *)base;
-	const struct store_item item = { .key = p->key, .size = payload_bytes(p) };
-	const struct store_put_request q = { .sync = p->sync, .replace = p->replace, .element = p->element,
-		.ttl_ns = p->ttl_ns };
-	struct store_answer a;
-	int rc;
-
-	meta_reset(ss->meta);
-	store_item_put(ss->meta, &item);
-	store_put_request_put(ss->meta, &q);
-	if (p->meta)
-		meta_put_built(ss->meta, p->meta);
-	rc = wire_ask(ss, p->iov, p->iovs, true, err);
-	if (!rc)
-		rc = answer(ss, STORE_OP_PUT, 1, false, &a, err);
-	for (size_t i = 0; !rc && i < ARRAY_LEN(results); i++)
-		if (strcmp(a.result, results[i].name) == 0) {
-			*how = results[i].how;
-			return 0;
-		}
-	if (rc)
-		return rc;
-	err_set(err, DS_PROTO, "an unknown result of a put");
-	return wire_nonsense(ss, err);
 }
 
 static int remote_del(struct store_session *base, const struct store_key *key, bool *was, struct ds_err *err)
@@ -212,6 +164,7 @@ static void remote_end(struct store_session *base)
 	struct remote_session *ss = (struct remote_session *)base;
 
 	wire_end(ss);
+	remote_shared_free(ss);
 	frame_writer_free(ss->out);
 	frame_parser_free(ss->parser);
 	meta_free(ss->meta);
@@ -231,7 +184,7 @@ static int remote_begin(struct store_session **out, struct store *s, struct ds_e
 		return err_nomem(err, sizeof *ss, "a session");
 	ss->base.store = s;
 	ss->r = (struct remote *)s;
-	ss->fd = -1;
+	ss->fd = ss->shared_fd = -1;
 	for (size_t i = 0; i < STORE_MESSAGE_SEGMENTS; i++)
 		ss->files[i] = -1;
 	ss->meta = meta_new();

@@ -62,6 +62,7 @@ void wire_close(struct remote_session *ss)
 	if (ss->fd < 0)
 		return;
 	remote_files_close(ss);
+	remote_shared_free(ss); /* the peer may read it still: another put must not write to it */
 	close(ss->fd);
 	ss->fd = -1;
 	frame_reader_free(ss->in);
@@ -134,7 +135,7 @@ static int wire_open(struct remote_session *ss, struct ds_err *err)
 		return absent(ss, err);
 	}
 	ss->seq = ss->sent = 0;
-	ss->greeted = false;
+	ss->greeted = ss->refused = false;
 	rc = frame_reader_new(&ss->in, ss->fd, ss->r->addr.text, ss->base.store->o.max_frame, err);
 	if (rc) {
 		wire_close(ss);
@@ -192,10 +193,20 @@ static void skip(struct msghdr *m, size_t bytes)
 	}
 }
 
-static int send_all(struct remote_session *ss, struct iovec *iov, size_t n, struct ds_err *err)
+/* pass: a descriptor beside the first byte, -1: none. */
+static int send_all(struct remote_session *ss, struct iovec *iov, size_t n, int pass, struct ds_err *err)
 {
+	union { char bytes[CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control = { { 0 } };
 	struct msghdr all = { .msg_iov = iov, .msg_iovlen = n };
 	int rc = 0;
+
+	if (pass >= 0) {
+		all.msg_control = &control;
+		all.msg_controllen = sizeof control;
+		*CMSG_FIRSTHDR(&all) = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
+			.cmsg_len = CMSG_LEN(sizeof pass) };
+		memcpy(CMSG_DATA(CMSG_FIRSTHDR(&all)), &pass, sizeof pass);
+	}
 
 	skip(&all, 0);
 	while (all.msg_iovlen && !rc) {
@@ -208,6 +219,8 @@ static int send_all(struct remote_session *ss, struct iovec *iov, size_t n, stru
 		if (sent >= 0) {
 			ss->sent += (uint64_t)sent;
 			skip(&all, (size_t)sent);
+			all.msg_control = NULL;
+			all.msg_controllen = 0;
 		} else if (errno == EAGAIN) {
 			rc = wait_for(ss, ss->fd, POLLOUT, PATIENCE_NS, err);
 		} else if (errno != EINTR) {
@@ -220,7 +233,7 @@ static int send_all(struct remote_session *ss, struct iovec *iov, size_t n, stru
 }
 
 static int send_frame(struct remote_session *ss, unsigned type, uint64_t stream, const struct iovec *iov, int n,
-	bool hash, struct ds_err *err)
+	bool hash, int pass, struct ds_err *err)
 {
 	static const uint8_t zeros[FRAME_ALIGN];
 	struct frame_front front;
@@ -235,7 +248,7 @@ static int send_frame(struct remote_session *ss, unsigned type, uint64_t stream,
 		if (n)
 			memcpy(all + 1, iov, (size_t)n * sizeof *iov);
 		all[n + 1] = (struct iovec){ (void *)(uintptr_t)zeros, front.pad };
-		rc = send_all(ss, all, (size_t)n + 2, err);
+		rc = send_all(ss, all, (size_t)n + 2, pass, err);
 		ss->seq++;
 	}
 	free(all);
@@ -254,25 +267,38 @@ static int say_hello(struct remote_session *ss, struct ds_err *err)
 	snprintf(h.version, sizeof h.version, "%s", DS_VERSION);
 	hello_put(b, &h);
 	ss->meta = b;
-	rc = send_frame(ss, FRAME_HELLO, 0, NULL, 0, false, err);
+	rc = send_frame(ss, FRAME_HELLO, 0, NULL, 0, false, -1, err);
 	ss->meta = asked;
 	meta_free(b);
 	return rc;
 }
 
-int wire_ask(struct remote_session *ss, const struct iovec *iov, int n, bool hash, struct ds_err *err)
+int wire_ready(struct remote_session *ss, struct ds_err *err)
 {
-	int rc = 0;
-
 	if (wire_late(ss))
 		return err_set(err, DS_TEMP, "no time is left to ask the store at '%s'", ss->r->addr.text);
 	if (ss->fd >= 0 && ss->greeted && stale(ss))
 		wire_close(ss);
-	if (ss->fd < 0)
-		rc = wire_open(ss, err);
-	if (!rc)
-		rc = send_frame(ss, FRAME_STORE, ++ss->stream, iov, n, hash, err);
-	return rc;
+	return ss->fd < 0 ? wire_open(ss, err) : 0;
+}
+
+int wire_ask(struct remote_session *ss, const struct iovec *iov, int n, bool hash, struct ds_err *err)
+{
+	int rc = wire_ready(ss, err);
+
+	return rc ? rc : send_frame(ss, FRAME_STORE, ++ss->stream, iov, n, hash, -1, err);
+}
+
+int wire_on(struct remote_session *ss, struct ds_err *err)
+{
+	return send_frame(ss, FRAME_STORE, ++ss->stream, NULL, 0, false, -1, err);
+}
+
+int wire_pass(struct remote_session *ss, int fd, struct ds_err *err)
+{
+	int rc = wire_ready(ss, err);
+
+	return rc ? rc : send_frame(ss, FRAME_STORE, ++ss->stream, NULL, 0, false, fd, err);
 }
 
 /* ---- receiving ---- */
@@ -375,6 +401,6 @@ void wire_end(struct remote_session *ss)
 	meta_put_uint(ss->meta, "frames", ss->seq);
 	meta_put_uint(ss->meta, "bytes", ss->sent);
 	ss->base.deadline = 1; /* nobody waits for it */
-	send_frame(ss, FRAME_END, 0, NULL, 0, false, &err);
+	send_frame(ss, FRAME_END, 0, NULL, 0, false, -1, &err);
 	wire_close(ss);
 }

@@ -177,7 +177,7 @@ static int on_head(struct store_client *c, const struct frame *f, struct ds_err 
 		;
 	else if (c->sv->draining)
 		err_set(&why, DS_TEMP, "the store is draining");
-	else if (op == STORE_OP_NONE || op > STORE_OP_DOUBT)
+	else if (op == STORE_OP_NONE || op > STORE_OP_MEMORY)
 		err_set(&why, DS_DATA, "frame %llu (store): 'op' is none that is known here",
 			(unsigned long long)f->number);
 	else if (op != STORE_OP_PUT && f->data_len > most)
@@ -198,6 +198,15 @@ static int on_hello(struct store_client *c, const struct frame *f, struct ds_err
 	return hello_get(f, &h, err) ? err_prefix(err, "'%s'", c->peer) : 0;
 }
 
+/* Descriptors that came with a frame in which they have no place. */
+static void drop_fds(struct store_client *c)
+{
+	int fd;
+
+	while (c->local && (fd = frame_reader_take_fd(c->r)) >= 0)
+		close(fd);
+}
+
 static int on_body(struct store_client *c, const struct frame *f, struct ds_err *err)
 {
 	enum store_op op;
@@ -213,6 +222,7 @@ static int on_body(struct store_client *c, const struct frame *f, struct ds_err 
 	client_deadline(c);
 	atomic_fetch_add(&c->sv->counts.op[op].requests, 1);
 	rc = client_request(c, f, op, err);
+	drop_fds(c);
 	store_pool_give(&c->sv->pool, &c->payload);
 	atomic_fetch_add(&c->sv->counts.op[op].ns, (uint64_t)(time_mono_ns() - began));
 	return rc;
@@ -306,6 +316,7 @@ static void set_up_socket(struct store_client *c)
 	if (c->socket)
 		setsockopt(c->out, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 	frame_reader_polled(c->r, c->socket);
+	frame_reader_fds(c->r, c->local);
 	frame_reader_hashes(c->r, true);
 	frame_reader_no_zstd(c->r, true);
 }
@@ -313,6 +324,7 @@ static void set_up_socket(struct store_client *c)
 static void client_free(struct store_client *c)
 {
 	store_pool_give(&c->sv->pool, &c->payload);
+	client_memory_free(c);
 	store_end(c->ss);
 	frame_reader_free(c->r);
 	frame_writer_free(c->w);

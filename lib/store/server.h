@@ -21,7 +21,7 @@ struct store_server_options {
 
 struct store_server_count { _Atomic uint64_t requests, errors, ns; };
 struct store_server_counts {
-	struct store_server_count op[STORE_OP_DOUBT + 1]; /* op 0: of a kind that is not known */
+	struct store_server_count op[STORE_OP_MEMORY + 1]; /* op 0: of a kind that is not known */
 	_Atomic uint64_t clients, connections;            /* now, and so far */
 	_Atomic uint64_t sent_bytes, received_bytes, fd_bytes; /* payloads: out, in, and by descriptor */
 };

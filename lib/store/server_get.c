@@ -97,6 +97,7 @@ static int send_file(struct store_client *c, uint64_t stream, const struct store
 	struct store_item item;
 	struct ds_err why;
 	struct frame f;
+	int rc;
 
 	*no = ref->head_bytes > sizeof c->front || !read_front(ref->fd, c->front, ref->head_bytes, ref->offset) ||
 		frame_front_bytes(c->front) != ref->head_bytes ||
@@ -105,8 +106,8 @@ static int send_file(struct store_client *c, uint64_t stream, const struct store
 	if (*no)
 		return 0;
 	atomic_fetch_add(&c->sv->counts.sent_bytes, f.data_len);
-	return client_sent(c, frame_forward_file(c->w, &f, f.flags, stream, ref->fd, ref->offset + ref->head_bytes, err),
-		err);
+	rc = frame_forward_file(c->w, &f, f.flags, stream, ref->fd, ref->offset + ref->head_bytes, err);
+	return client_sent(c, rc, err);
 }
 
 /* ---- stores of files ---- */

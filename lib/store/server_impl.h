@@ -4,6 +4,7 @@
  *   server.c       streams: hello, requests, end
  *   server_ops.c   what a request does
  *   server_get.c   items out: by descriptor, by the kernel, or through memory
+ *   server_put.c   items in: from the stream, or from memory that the client shares
  */
 #ifndef DS_STORE_SERVER_IMPL_H
 #define DS_STORE_SERVER_IMPL_H
@@ -39,6 +40,8 @@ struct store_client {
 	int64_t frame_until;      /* when the frame that is being read must be complete; 0: none is */
 	struct store_buffer payload; /* of the put that is being read */
 	struct ds_err *refused;
+	const uint8_t *shared;    /* [shared_bytes] the client's memory, NULL: none; it may change at any time */
+	size_t shared_bytes;
 	uint8_t *here;            /* [STORE_KEYS_MAX], when needed */
 	uint8_t front[STORE_MESSAGE_HEAD];
 };
@@ -51,6 +54,13 @@ int client_refuse(struct store_client *c, uint64_t stream, const struct ds_err *
 
 /* The complete request f; what is wrong with it is answered; an error is the connection's. */
 int client_request(struct store_client *c, const struct frame *f, enum store_op op, struct ds_err *err);
+/* why: of the request, err: of the connection. */
+int client_put(struct store_client *c, const struct frame *f, struct ds_err *err, struct ds_err *why);
+int client_memory(struct store_client *c, uint64_t stream, struct ds_err *err, struct ds_err *why);
+void client_memory_free(struct store_client *c);
+/* An ok frame that says no more. */
+int client_ok(struct store_client *c, uint64_t stream, struct ds_err *err);
+void client_begin_ok(struct store_client *c); /* in c->meta */
 int client_get(struct store_client *c, uint64_t stream, const struct store_request *q, struct ds_err *err);
 /* Before a call of the store: it has so long. */
 void client_deadline(struct store_client *c);

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/time.h"
 #include "store/server_impl.h"
 
 /* The ok frame that is in c->meta. */
@@ -12,10 +11,16 @@ static int done(struct store_client *c, uint64_t stream, struct ds_err *err)
 	return client_send(c, stream, NULL, 0, err);
 }
 
-static void begin_ok(struct store_client *c)
+void client_begin_ok(struct store_client *c)
 {
 	meta_reset(c->meta);
 	meta_put_cstr(c->meta, "op", store_op_name(STORE_OP_OK));
+}
+
+int client_ok(struct store_client *c, uint64_t stream, struct ds_err *err)
+{
+	client_begin_ok(c);
+	return done(c, stream, err);
 }
 
 static const struct store_key *keys_of(const struct store_request *q)
@@ -46,7 +51,7 @@ static int do_del(struct store_client *c, uint64_t stream, const struct store_re
 
 	if (store_del(c->ss, keys_of(q), &was, why))
 		return why->code;
-	begin_ok(c);
+	client_begin_ok(c);
 	meta_put_bool(c->meta, "was", was);
 	return done(c, stream, err);
 }
@@ -56,8 +61,7 @@ static int do_pin(struct store_client *c, uint64_t stream, const struct store_re
 {
 	if (store_pin(c->ss, keys_of(q), q->n, q->op == STORE_OP_PIN, why))
 		return why->code;
-	begin_ok(c);
-	return done(c, stream, err);
+	return client_ok(c, stream, err);
 }
 
 static int do_doubt(struct store_client *c, uint64_t stream, const struct store_request *q, struct ds_err *err)
@@ -66,8 +70,7 @@ static int do_doubt(struct store_client *c, uint64_t stream, const struct store_
 
 	for (size_t i = 0; i < q->n && ops->doubt; i++)
 		ops->doubt(c->ss, keys_of(q) + i);
-	begin_ok(c);
-	return done(c, stream, err);
+	return client_ok(c, stream, err);
 }
 
 static int do_stat(struct store_client *c, uint64_t stream, struct ds_err *err, struct ds_err *why)
@@ -76,7 +79,7 @@ static int do_stat(struct store_client *c, uint64_t stream, struct ds_err *err, 
 
 	if (store_stat(c->ss, &st, why))
 		return why->code;
-	begin_ok(c);
+	client_begin_ok(c);
 	meta_put_map(c->meta, "counters");
 	for (const struct store_counter *k = store_counters; k->name; k++) {
 		uint64_t v;
@@ -88,55 +91,6 @@ static int do_stat(struct store_client *c, uint64_t stream, struct ds_err *err, 
 	return done(c, stream, err);
 }
 
-/* ---- put ---- */
-
-static const char *const item_keys[] = { "op", "key", "size", "at", "expires", "planes", "xxh", "_",
-	"sync", "replace", "element", "ttl_ns", NULL };
-
-static int read_put(struct store_client *c, const struct frame *f, struct iovec *iov, struct store_put *p,
-	struct ds_err *why)
-{
-	struct store_put_request q;
-	struct store_item item;
-	uint64_t now = (uint64_t)time_wall_ns();
-	int rc = store_item_get(f, &item, why);
-
-	if (!rc)
-		rc = store_put_request_get(f, &q, why);
-	if (!rc && item.planes)
-		rc = err_set(why, DS_DATA, "frame %llu (store): a payload that is taken apart is taken by import only",
-			(unsigned long long)f->number);
-	if (!rc)
-		rc = frame_check_payload(f, why);
-	if (rc)
-		return rc;
-	meta_reset(c->item_meta);
-	meta_put_rest(c->item_meta, f->meta, item_keys);
-	*iov = (struct iovec){ f->data, (size_t)item.size };
-	*p = (struct store_put){ .key = item.key, .meta = c->item_meta, .iov = iov, .iovs = 1,
-		.element = (unsigned)q.element, .ttl_ns = q.ttl_ns, .sync = q.sync, .replace = q.replace };
-	if (item.expires_ns && !p->ttl_ns)
-		p->ttl_ns = item.expires_ns > now ? item.expires_ns - now : 1;
-	return 0;
-}
-
-static int do_put(struct store_client *c, const struct frame *f, struct ds_err *err, struct ds_err *why)
-{
-	enum store_put_result how;
-	struct store_put p;
-	struct iovec iov;
-	int rc = read_put(c, f, &iov, &p, why);
-
-	if (!rc)
-		rc = store_put(c->ss, &p, &how, why);
-	if (rc)
-		return rc;
-	atomic_fetch_add(&c->sv->counts.received_bytes, f->data_len);
-	begin_ok(c);
-	meta_put_cstr(c->meta, "result", store_put_result_name(how));
-	return done(c, f->stream, err);
-}
-
 /* ---- all of them ---- */
 
 /* why: of the request, which is refused; err: of the connection. */
@@ -145,7 +99,7 @@ static int run(struct store_client *c, const struct frame *f, enum store_op op, 
 	struct store_request q;
 
 	if (op == STORE_OP_PUT)
-		return do_put(c, f, err, why);
+		return client_put(c, f, err, why);
 	if (store_request_get(f, &q, why))
 		return why->code;
 	switch (op) {
@@ -155,6 +109,7 @@ static int run(struct store_client *c, const struct frame *f, enum store_op op, 
 	case STORE_OP_PIN:
 	case STORE_OP_UNPIN: return do_pin(c, f->stream, &q, err, why);
 	case STORE_OP_STAT: return do_stat(c, f->stream, err, why);
+	case STORE_OP_MEMORY: return client_memory(c, f->stream, err, why);
 	default: return do_doubt(c, f->stream, &q, err);
 	}
 }

@@ -87,6 +87,17 @@ quiet() {
 	quiet
 }
 
+@test "payloads out of memory that a client shares; no descriptor is left behind" {
+	serve
+	pid=$(pgrep -P "$BG" -x ds-kvstore)
+	check fill unix:kv.sock 100 1 1000
+	before=$(check descriptors "$pid")
+	check shared unix:kv.sock
+	[ "$(check descriptors "$pid")" -eq "$before" ]
+	stop
+	quiet
+}
+
 @test "what is no stream of frames ends its connection with one line, and no other" {
 	serve
 	check bad_streams unix:kv.sock

@@ -1,5 +1,7 @@
 #!/usr/bin/python3
 """What tests of ds-kvstore do to a service: kvstore_check.py WHAT ADDR [ARGUMENT...]; the functions below say what."""
+import array
+import fcntl
 import io
 import os
 import random
@@ -14,6 +16,7 @@ import time
 import dsf
 from kvstore import END, ERROR, HELLO, STORE, Client, Gone, Refused, key, value, wait_for, xxh
 
+F_ADD_SEALS, F_SEAL_SHRINK = 1033, 2
 KEYS = [key(i) for i in range(24)]
 SIZES = [64, 0, 1, 63, 65, 4096, 70001, 1 << 20]
 
@@ -440,6 +443,69 @@ def pins(addr):
     c.end()
     wait_for(lambda: other.stat()["pinned_bytes"] == 0)
     other.end()
+
+
+def shared(addr):
+    """Payloads out of memory that is passed; what is no such memory is refused, and holds nothing up."""
+    c = Client(addr)
+
+    def pass_memory(size, seals, fd=None):
+        fd = os.memfd_create("m", os.MFD_ALLOW_SEALING) if fd is None else fd
+        if size is not None:
+            os.ftruncate(fd, size)
+        if seals:
+            fcntl.fcntl(fd, F_ADD_SEALS, seals)
+        c.ask("memory")
+        data = c.out.getvalue()
+        c.out.seek(0)
+        c.out.truncate()
+        c.s.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+        c.answer()
+        return fd
+
+    def refused(what, *args, **more):
+        try:
+            what(*args, **more)
+        except Refused as e:
+            assert e.code == 65, e
+        else:
+            raise AssertionError(f"not refused: {args} {more}")
+
+    def put(i, size, **more):
+        c.ask("put", meta={"key": key(i).hex(), "size": size, "at": 0, "shared": True, "n": i, **more})
+        c.flush()
+        return c.answer()[-1][0]["result"]
+
+    refused(c.call, "memory")
+    refused(put, 1, 64)
+    refused(pass_memory, 1 << 20, 0)
+    refused(pass_memory, 0, F_SEAL_SHRINK)
+    refused(pass_memory, 300 << 20, F_SEAL_SHRINK)
+    refused(pass_memory, None, 0, os.open("/dev/null", os.O_RDONLY))
+    refused(pass_memory, None, 0, os.open(__file__, os.O_RDONLY))
+    for turn, size in enumerate((100000, 1 << 20, 5000)):
+        fd = pass_memory(size, F_SEAL_SHRINK)
+        for i in range(3):
+            n = size - 64 * i - i
+            os.pwrite(fd, value(10 * turn + i, n), 0)
+            assert put(10 * turn + i, n) == "stored"
+            meta, data = c.get([key(10 * turn + i)])[0]
+            assert data == value(10 * turn + i, n) and meta["n"] == 10 * turn + i and "shared" not in meta, meta
+        refused(put, 99, size + 1)
+        os.close(fd)
+    c.put_frame(key(50), value(50, 1000))  # descriptors where none are due are not kept
+    data = c.out.getvalue()
+    c.out.seek(0)
+    c.out.truncate()
+    null = os.open("/dev/null", os.O_RDONLY)
+    c.s.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [null] * 10))])
+    assert c.answer()[-1][0]["result"] == "stored"
+    c.end()
+
+
+def descriptors(pid):
+    """Prints how many the process has open."""
+    print(len(os.listdir(f"/proc/{pid}/fd")))
 
 
 if __name__ == "__main__":

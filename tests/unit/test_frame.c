@@ -263,7 +263,8 @@ static void test_hashes(void)
 			frame_reader_into(r, place);
 		if (!rc && ev == FRAME_BODY && f->data_len) {
 			hashed += f->hashed;
-			right += f->hashed && f->hash == XXH3_64bits(f->data, f->data_len) && !frame_check_payload(f, &err);
+			right += f->hashed && f->hash == XXH3_64bits(f->data, f->data_len) &&
+				!frame_check_payload(f, &err);
 		}
 	}
 	tap_ok(!rc && hashed >= 2 && right == hashed, "payloads are hashed while they are read (%u)", hashed);

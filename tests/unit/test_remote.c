@@ -1,6 +1,6 @@
 /*
- * The client of ds-kvstore: against the server on a directory, by descriptor, as bytes, over TCP; against a peer that is
- * slow, absent, or answers what it should not.
+ * The client of ds-kvstore: against the server on a directory, by descriptor, as bytes, over TCP; against a peer
+ * that is slow, absent, or answers what it should not.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -324,7 +324,8 @@ static void absent(void)
 
 enum lie {
 	LIE_NONE, LIE_KEY, LIE_SIZE, LIE_HASH, LIE_MANY, LIE_STREAM, LIE_TYPE, LIE_OK, LIE_NO_FD, LIE_NUMBER, LIE_TWICE,
-	LIE_RANGE_KEY, LIE_RANGE_HASH, LIE_RANGE_AWAY, LIE_RANGE_HEAD, LIE_ROLE, LIE_ERROR, LIE_END, LIE_GARBAGE, LIE_SILENCE,
+	LIE_RANGE_KEY, LIE_RANGE_HASH, LIE_RANGE_AWAY, LIE_RANGE_HEAD, LIE_ROLE, LIE_ERROR, LIE_END, LIE_GARBAGE,
+		LIE_SILENCE,
 	LIES,
 };
 
