@@ -1,7 +1,123 @@
-/* Entries of the index, and the segments that they are of. */
+/* Segments in memory, and the entries of the index that are of them. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
 #include <unistd.h>
 
+#include "base/mem.h"
 #include "store/dir_impl.h"
+
+struct segment *segment_add(struct dir *d, const struct segment_id *id, struct ds_err *err)
+{
+	struct segment *seg;
+	uint32_t slot = 0;
+
+	while (slot < d->segs && d->seg[slot])
+		slot++;
+	if (slot == INDEX_NO_SEGMENT) {
+		err_set(err, DS_TEMP, "'%s' has %u segments, and no more can be: larger ones are needed", d->path, slot);
+		return NULL;
+	}
+	seg = mem_calloc(1, sizeof *seg);
+	if (!seg) {
+		err_nomem(err, sizeof *seg, "a segment");
+		return NULL;
+	}
+	seg->id = *id;
+	segment_name(id, ".seg", seg->name);
+	seg->slot = (uint16_t)slot;
+	seg->number = ++d->numbers << 16 | slot;
+	seg->fd = -1;
+	pthread_mutex_init(&seg->sync, NULL);
+	pthread_cond_init(&seg->synced_more, NULL);
+	d->seg[slot] = seg;
+	d->gone[slot] = 0;
+	if (slot == d->segs)
+		d->segs++;
+	return seg;
+}
+
+/* Whoever holds it reads on; when nobody does, its room on the disk becomes free. */
+static void close_gone(struct dir *d, struct segment *seg)
+{
+	pthread_mutex_lock(&d->files);
+	if (!__atomic_load_n(&seg->refs, __ATOMIC_ACQUIRE) && seg->fd >= 0) {
+		close(seg->fd);
+		__atomic_store_n(&seg->fd, -1, __ATOMIC_RELAXED);
+	}
+	pthread_mutex_unlock(&d->files);
+}
+
+void segment_gone(struct dir *d, struct segment *seg)
+{
+	if (seg->gone)
+		return;
+	seg->gone = true;
+	d->gone[seg->slot] = 1;
+	d->stale += seg->items;
+	close_gone(d, seg);
+}
+
+void segment_release(struct dir *d, struct segment *seg)
+{
+	pthread_rwlock_rdlock(&d->lock);
+	if (__atomic_sub_fetch(&seg->refs, 1, __ATOMIC_ACQ_REL) == 0 && seg->gone)
+		close_gone(d, seg);
+	pthread_rwlock_unlock(&d->lock);
+}
+
+/* Under d->files.  Nobody has those open that nobody holds. */
+static bool close_idle(struct dir *d)
+{
+	bool any = false;
+
+	if (pthread_rwlock_trywrlock(&d->lock))
+		return false;
+	for (uint32_t i = 0; i < d->segs; i++) {
+		struct segment *seg = d->seg[i];
+
+		if (!seg || seg->fd < 0 || seg->refs || seg->mine)
+			continue;
+		close(seg->fd);
+		seg->fd = -1;
+		any = true;
+	}
+	pthread_rwlock_unlock(&d->lock);
+	return any;
+}
+
+bool dir_close_some(struct dir *d)
+{
+	bool any;
+
+	pthread_mutex_lock(&d->files);
+	any = close_idle(d);
+	pthread_mutex_unlock(&d->files);
+	return any;
+}
+
+int segment_fd(struct dir *d, struct segment *seg)
+{
+	int fd = __atomic_load_n(&seg->fd, __ATOMIC_ACQUIRE);
+
+	if (fd >= 0)
+		return fd;
+	pthread_mutex_lock(&d->files);
+	fd = seg->fd;
+	while (fd < 0) {
+		fd = openat(d->fd, seg->name, (d->base.o.read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC);
+		if (fd < 0 && (errno == EACCES || errno == EROFS))
+			fd = openat(d->fd, seg->name, O_RDONLY | O_CLOEXEC);
+		if (fd >= 0)
+			__atomic_store_n(&seg->fd, fd, __ATOMIC_RELEASE);
+		else if ((errno != EMFILE && errno != ENFILE) || !close_idle(d))
+			break;
+	}
+	pthread_mutex_unlock(&d->files);
+	return fd;
+}
+
+/* ---- entries; under d->lock for writing ---- */
 
 uint32_t store_seconds(uint64_t expires_ns)
 {

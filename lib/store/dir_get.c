@@ -2,31 +2,19 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "base/mem.h"
+#include "base/xxh3.h"
 #include "store/dir_impl.h"
 
 enum { PIECE = 256 << 10 }; /* read, and hashed while the cache has it */
 
 enum state { RIGHT, DELETED, WRONG, LOST, FAILED };
 
+/* A file that is too short, or a disk that fails: the item is wrong. */
 static enum state read_at(int fd, void *p, size_t n, uint64_t at)
 {
-	uint8_t *to = p;
-
-	while (n) {
-		ssize_t got = pread(fd, to, n, (off_t)at);
-
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got <= 0)
-			return WRONG; /* a file that is too short, or a disk that fails */
-		to += got;
-		n -= (size_t)got;
-		at += (uint64_t)got;
-	}
-	return RIGHT;
+	return dir_read(fd, p, n, at) ? RIGHT : WRONG;
 }
 
 /* The front of what was found, to item, which points into t. */
@@ -59,20 +47,20 @@ static enum state read_plain(struct tools *t, int fd, uint64_t at, const struct 
 	size_t size = (size_t)item->size, pad = item->stored - size;
 	uint8_t zeros[FRAME_ALIGN];
 
-	XXH3_64bits_reset(t->xxh);
+	xxh3_begin(&t->xxh);
 	for (size_t done = 0; done < size; done += PIECE) {
 		size_t n = size - done < PIECE ? size - done : PIECE;
 
 		if (read_at(fd, dst + done, n, at + done) != RIGHT)
 			return WRONG;
-		XXH3_64bits_update(t->xxh, dst + done, n);
+		xxh3_add(&t->xxh, dst + done, n);
 	}
 	if (pad) {
 		if (read_at(fd, zeros, pad, at + size) != RIGHT)
 			return WRONG;
-		XXH3_64bits_update(t->xxh, zeros, pad);
+		xxh3_add(&t->xxh, zeros, pad);
 	}
-	return !size || XXH3_64bits_digest(t->xxh) == item->xxh ? RIGHT : WRONG;
+	return !size || xxh3_end(&t->xxh) == item->xxh ? RIGHT : WRONG;
 }
 
 /* One whose bytes were compressed or taken apart. */
@@ -92,18 +80,31 @@ static enum state read_coded(struct tools *t, int fd, uint64_t at, const struct 
 		b = a;
 	else if (!store_item_decode(item, a, b))
 		return WRONG;
-	if (XXH3_64bits(b, plain) != item->xxh)
+	if (xxh3(b, plain) != item->xxh)
 		return WRONG;
 	store_item_plain(item, b, dst);
 	return RIGHT;
 }
 
+static enum state read_from(struct tools *t, int fd, uint64_t at, const struct store_item *item, void *dst,
+	struct ds_err *err)
+{
+	return item->zstd || item->planes ? read_coded(t, fd, at, item, dst, err) : read_plain(t, fd, at, item, dst);
+}
+
+int item_read(struct tools *t, int fd, uint64_t at, const struct store_item *item, void *dst, struct ds_err *err)
+{
+	switch (read_from(t, fd, at, item, dst, err)) {
+	case RIGHT: return 0;
+	case FAILED: return err->code;
+	default: return err_set(err, DS_DATA, "its bytes are not those that were put");
+	}
+}
+
 static enum state read_payload(struct tools *t, int fd, const struct found *f, const struct store_item *item, void *dst,
 	struct ds_err *err)
 {
-	uint64_t at = ((uint64_t)f->e.offset + f->e.front) * INDEX_UNIT;
-
-	return item->zstd || item->planes ? read_coded(t, fd, at, item, dst, err) : read_plain(t, fd, at, item, dst);
+	return read_from(t, fd, ((uint64_t)f->e.offset + f->e.front) * INDEX_UNIT, item, dst, err);
 }
 
 /* What is wrong is no longer there; nor in the file, unless another process still writes that. */

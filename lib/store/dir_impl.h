@@ -1,12 +1,14 @@
 /*
  * Shared by the files of a store in a directory only.
  *
- *   dir.c            opening, closing, sessions, looking keys up
+ *   dir.c            opening, closing, sessions   dir_has.c   looking keys up
+ *   dir_entry.c      entries of the index, and segments in memory
  *   dir_get.c        reading items          dir_put.c   writing, deleting      dir_pin.c   pins
  *   dir_seen.c       what other processes did: segments that came, grew, went away; taking over what a dead one left
  *   segment.c        names and marks        segment_write.c   making, appending, sealing, syncing
  *   segment_scan.c   finding the items of a file           segment_idx.c     the file beside a complete segment
  *   evict.c          making room
+ *   dir_verify.c     looking through the files   dir_copy.c    gc, export, import   dir_format.c   file `format`
  *
  * Locks, in this order: dir.write (what this process writes and removes; and with it, where files are removed, made or
  * taken over, the lock of the directory against other processes), dir.scan (looking through the directory),
@@ -17,6 +19,7 @@
 
 #include <pthread.h>
 
+#include "base/xxh3.h"
 #include "store/dir.h"
 #include "store/index.h"
 #include "store/keyed.h"
@@ -52,6 +55,9 @@ enum file_lock { LOCK_NONE, LOCK_SHARED, LOCK_ALONE };
 /* flock(2), or where a file system has none, a lock of the open file description.  False: another has it (or errno).
  * wait: until it is free. */
 bool file_lock(int fd, enum file_lock how, bool wait);
+
+/* All n bytes from there on, or false. */
+bool dir_read(int fd, void *p, size_t n, uint64_t at);
 
 /* ---- items in a file ---- */
 
@@ -134,7 +140,7 @@ struct tools {
 	struct frame_writer *w;
 	struct frame_parser *parser;
 	struct meta_builder *meta;
-	struct XXH3_state_s *xxh;
+	struct xxh3_state xxh;
 	uint8_t *front;           /* [SEGMENT_FRONT_MAX] */
 	uint8_t *a, *b;           /* payloads */
 	size_t a_cap, b_cap;
@@ -235,6 +241,9 @@ bool entry_add(struct dir *d, struct segment *seg, const struct idx_record *r, u
 
 /* ---- dir_seen.c ---- */
 
+/* Names of the segments of a directory, sorted. */
+struct ids { struct segment_id *id; size_t n, cap; };
+int dir_names(int dirfd, const char *path, struct ids *ids, struct ds_err *err);
 /* Without force at most every so often, and not while another thread does. */
 int dir_look(struct dir *d, bool force, struct ds_err *err);
 /* Under dir.write and the directory's lock: what dead processes left is made complete, as far as that is possible. */
@@ -285,8 +294,20 @@ void segment_remove(struct dir *d, struct segment *seg); /* its files */
 /* The records of a complete segment, from the file beside it or from itself. */
 int segment_records(struct dir *d, struct segment *seg, struct idx *x, struct ds_err *err);
 
+bool entry_at_place(struct dir *d, const struct segment *seg, const struct idx_record *r, unsigned *asked);
+/* Its item is written anew to another segment. */
+int segment_move(struct dir *d, struct segment *from, const struct idx_record *r, bool to_main, unsigned asked,
+	struct ds_err *err);
+
 /* ---- the kind's operations ---- */
 
+/* A payload that lies at that place of a file, to dst [item->size].  DS_DATA: it is wrong. */
+int item_read(struct tools *t, int fd, uint64_t at, const struct store_item *item, void *dst, struct ds_err *err);
+
+int dir_has(struct store_session *ss, const struct store_key *keys, size_t n, uint8_t *here, size_t *prefix,
+	struct ds_err *err);
+int dir_stat(struct store_session *ss, struct store_stat *st, struct ds_err *err);
+bool dir_gone(struct store *s, uint64_t number);
 int dir_get(struct store_session *ss, const struct store_key *keys, size_t n, const struct store_sink *sink, size_t *got,
 	struct ds_err *err);
 int dir_ref(struct store_session *ss, const struct store_key *key, struct store_ref *ref, struct ds_err *err);
@@ -297,6 +318,7 @@ int dir_put_item(struct dir_session *ss, const struct store_put *p, const struct
 	enum store_put_result *how, struct ds_err *err);
 int dir_del(struct store_session *ss, const struct store_key *key, bool *was, struct ds_err *err);
 int dir_pin(struct store_session *ss, const struct store_key *keys, size_t n, bool pin, struct ds_err *err);
+int dir_stat_now(struct dir *d, struct store_stat *st);
 void dir_unpin_all(struct dir_session *ss);
 /* Under d->pins, which comes before d->lock. */
 bool dir_pinned(struct dir *d, const struct store_key *key);
@@ -304,6 +326,7 @@ void dir_pin_moved(struct dir *d, const struct store_key *key, struct segment *t
 
 /* ---- dir_format.c ---- */
 
+int dir_there(const char *path, struct ds_err *err); /* it is a store: 0 */
 /* The directory, made where it may be, and its secret. */
 int format_open(struct dir *d, struct ds_err *err);
 

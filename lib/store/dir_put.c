@@ -2,11 +2,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
-#include <xxhash.h>
 #include <zstd.h>
 
 #include "base/mem.h"
 #include "base/time.h"
+#include "base/xxh3.h"
 #include "store/dir_impl.h"
 
 enum { ZSTD_LEVEL = 1, TRIES = 8 };
@@ -55,12 +55,12 @@ static void hash_plain(struct tools *t, const struct store_put *p, size_t size, 
 {
 	static const uint8_t zeros[FRAME_ALIGN];
 
-	XXH3_64bits_reset(t->xxh);
+	xxh3_begin(&t->xxh);
 	for (int i = 0; i < p->iovs; i++)
 		if (p->iov[i].iov_len)
-			XXH3_64bits_update(t->xxh, p->iov[i].iov_base, p->iov[i].iov_len);
-	XXH3_64bits_update(t->xxh, zeros, round_up(size, FRAME_ALIGN) - size);
-	*out = (struct payload){ .iov = p->iov, .iovs = p->iovs, .xxh = XXH3_64bits_digest(t->xxh) };
+			xxh3_add(&t->xxh, p->iov[i].iov_base, p->iov[i].iov_len);
+	xxh3_add(&t->xxh, zeros, round_up(size, FRAME_ALIGN) - size);
+	*out = (struct payload){ .iov = p->iov, .iovs = p->iovs, .xxh = xxh3_end(&t->xxh) };
 }
 
 /* False: it does not save a twentieth. */
@@ -86,7 +86,7 @@ static bool compress(struct tools *t, const struct store_put *p, size_t size, st
 	if (ZSTD_isError(n))
 		return false;
 	*out = (struct payload){ .one = { b, n }, .iovs = 1, .flags = FRAME_ZSTD, .planes = planes,
-		.xxh = XXH3_64bits(a, padded) };
+		.xxh = xxh3(a, padded) };
 	out->iov = &out->one;
 	return true;
 }

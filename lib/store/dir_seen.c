@@ -65,6 +65,16 @@ static int scan_all(struct dir *d, struct scan *s, struct idx *x, bool *ended, b
 	return rc;
 }
 
+/* Somebody writes it; else it can be searched for what lies behind damage. */
+static bool written(int fd)
+{
+	bool is = !file_lock(fd, LOCK_SHARED, false);
+
+	if (!is)
+		file_lock(fd, LOCK_NONE, false);
+	return is;
+}
+
 /* What is new in a segment that another process writes, as far as it is whole. */
 static int tail(struct dir *d, struct segment *seg, struct ds_err *err)
 {
@@ -75,7 +85,7 @@ static int tail(struct dir *d, struct segment *seg, struct ds_err *err)
 
 	if (fd < 0)
 		return 0; /* it went away */
-	rc = scan_begin(&s, fd, &seg->id, NULL, err);
+	rc = scan_begin(&s, fd, &seg->id, d->base.o.read_only && !written(fd) && d->marked ? &d->secret : NULL, err);
 	if (rc)
 		return rc;
 	if (s.limit > seg->size) {
@@ -130,8 +140,6 @@ static int seen_new(struct dir *d, const struct segment_id *id, struct ds_err *e
 
 /* ---- the directory ---- */
 
-struct ids { struct segment_id *id; size_t n, cap; };
-
 static int by_order(const void *a, const void *b)
 {
 	return segment_order(a, b);
@@ -153,9 +161,9 @@ static bool ids_add(struct ids *ids, const struct segment_id *id)
 	return true;
 }
 
-static int list_files(struct dir *d, struct ids *there, struct ds_err *err)
+int dir_names(int dirfd, const char *path, struct ids *ids, struct ds_err *err)
 {
-	int fd = openat(d->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;
+	int fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;
 	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
 	const struct dirent *e;
 	struct segment_id id;
@@ -163,14 +171,14 @@ static int list_files(struct dir *d, struct ids *there, struct ds_err *err)
 	if (!dir) {
 		if (fd >= 0)
 			close(fd);
-		return err_errno(err, DS_IO, "cannot look through '%s'", d->path);
+		return err_errno(err, DS_IO, "cannot look through '%s'", path);
 	}
 	while (!rc && (e = readdir(dir)))
-		if (segment_parse(e->d_name, ".seg", &id) && !ids_add(there, &id))
-			rc = err_nomem(err, there->n * sizeof id, "names of files");
+		if (segment_parse(e->d_name, ".seg", &id) && !ids_add(ids, &id))
+			rc = err_nomem(err, ids->n * sizeof id, "names of files");
 	closedir(dir);
-	if (there->n)
-		qsort(there->id, there->n, sizeof id, by_order);
+	if (ids->n)
+		qsort(ids->id, ids->n, sizeof id, by_order);
 	return rc;
 }
 
@@ -199,7 +207,7 @@ static int forget_gone(struct dir *d, const struct ids *there, struct ids *known
 static int list(struct dir *d, struct ds_err *err)
 {
 	struct ids there = { 0 }, known = { 0 };
-	int rc = list_files(d, &there, err);
+	int rc = dir_names(d->fd, d->path, &there, err);
 
 	if (!rc)
 		rc = forget_gone(d, &there, &known, err);

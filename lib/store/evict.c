@@ -96,7 +96,7 @@ static void skip_none(struct dir *d)
 
 /* ---- moving on ---- */
 
-static bool still_there(struct dir *d, const struct segment *seg, const struct idx_record *r, unsigned *asked)
+bool entry_at_place(struct dir *d, const struct segment *seg, const struct idx_record *r, unsigned *asked)
 {
 	uint32_t entry;
 	bool is = false;
@@ -113,7 +113,7 @@ static bool still_there(struct dir *d, const struct segment *seg, const struct i
 	return is;
 }
 
-static int move(struct dir *d, struct segment *from, const struct idx_record *r, bool to_main, unsigned asked,
+int segment_move(struct dir *d, struct segment *from, const struct idx_record *r, bool to_main, unsigned asked,
 	struct ds_err *err)
 {
 	static const char *const padding[] = { "_", NULL };
@@ -127,15 +127,8 @@ static int move(struct dir *d, struct segment *from, const struct idx_record *r,
 
 	if (!p)
 		return err_nomem(err, (size_t)n, "an item");
-	for (uint64_t have = 0; have < n;) {
-		ssize_t got = fd < 0 ? -1 : pread(fd, p + have, (size_t)(n - have), (off_t)(at + have));
-
-		if (got < 0 && fd >= 0 && errno == EINTR)
-			continue;
-		if (got <= 0)
-			return err_set(err, DS_IO, "cannot read '%s/%s'", d->path, from->name);
-		have += (uint64_t)got;
-	}
+	if (fd < 0 || !dir_read(fd, p, (size_t)n, at))
+		return err_set(err, DS_IO, "cannot read '%s/%s'", d->path, from->name);
 	rc = frame_parse(d->tools.parser, p, (size_t)n, &f, err);
 	if (!rc)
 		rc = store_item_get(&f, &a.item, err);
@@ -159,6 +152,20 @@ static int move(struct dir *d, struct segment *from, const struct idx_record *r,
 	return 0;
 }
 
+/* So much of it is pinned that moving that on would gain little, and could go on for ever. */
+static bool mostly_pinned(struct dir *d, const struct segment *seg, const struct idx *x)
+{
+	uint64_t pinned = 0;
+	unsigned asked;
+
+	pthread_mutex_lock(&d->pins);
+	for (size_t i = 0; i < x->n && seg->pins; i++)
+		if (dir_pinned(d, &x->rec[i].key) && entry_at_place(d, seg, &x->rec[i], &asked))
+			pinned += ((uint64_t)x->rec[i].front + x->rec[i].data) * INDEX_UNIT;
+	pthread_mutex_unlock(&d->pins);
+	return pinned > seg->size / 2;
+}
+
 /* What is wanted goes on.  DS_TEMP: something that is pinned could not. */
 static int move_wanted(struct dir *d, struct segment *seg, const struct idx *x, uint64_t *budget, struct ds_err *err)
 {
@@ -170,14 +177,14 @@ static int move_wanted(struct dir *d, struct segment *seg, const struct idx *x, 
 		unsigned asked = 0;
 		bool pinned;
 
-		if (r->dead || !still_there(d, seg, r, &asked))
+		if (r->dead || !entry_at_place(d, seg, r, &asked))
 			continue;
 		pthread_mutex_lock(&d->pins);
 		pinned = dir_pinned(d, &r->key);
 		pthread_mutex_unlock(&d->pins);
 		if (!pinned && (!asked || n > *budget))
 			continue;
-		if (move(d, seg, r, true, seg->id.main && asked ? asked - 1 : 0, err) && pinned)
+		if (segment_move(d, seg, r, true, seg->id.main && asked ? asked - 1 : 0, err) && pinned)
 			rc = err_set(err, DS_TEMP, "what is pinned cannot be moved");
 		*budget -= n < *budget ? n : *budget;
 	}
@@ -234,7 +241,7 @@ static bool evict(struct dir *d, struct segment *seg, bool moving, uint64_t *bud
 	/* What cannot be read has no items to move; those the index has of it are swept out later. */
 	if (segment_records(d, seg, &x, err))
 		idx_free(&x);
-	went = !moving || !move_wanted(d, seg, &x, budget, err);
+	went = !moving || (!mostly_pinned(d, seg, &x) && !move_wanted(d, seg, &x, budget, err));
 	for (size_t i = 0; i < x.n && went; i += BATCH)
 		went = remove_some(d, seg, x.rec + i, x.n - i < BATCH ? x.n - i : BATCH);
 	if (went)

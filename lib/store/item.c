@@ -87,6 +87,8 @@ int store_item_get(const struct frame *f, struct store_item *item, struct ds_err
 	return 0;
 }
 
+const char *const store_item_keys[] = { "op", "key", "size", "at", "expires", "planes", "xxh", "_", NULL };
+
 void store_item_put(struct meta_builder *b, const struct store_item *item)
 {
 	char hex[STORE_KEY_HEX];

@@ -50,6 +50,7 @@ struct store_item {
 int store_item_get(const struct frame *f, struct store_item *item, struct ds_err *err);
 /* Writes the keys above (but xxh, which the frame writer adds) to b. */
 void store_item_put(struct meta_builder *b, const struct store_item *item);
+extern const char *const store_item_keys[]; /* ended by NULL: those, xxh, and the padding */
 bool store_item_expired(const struct store_item *item, uint64_t now_ns);
 
 /* ---- payloads (payload.c) ---- */

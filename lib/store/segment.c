@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
+#include <unistd.h>
 
 #include "store/dir_impl.h"
 
@@ -73,4 +74,22 @@ bool file_lock(int fd, enum file_lock how, bool wait)
 	if (rc && (errno == ENOLCK || errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL))
 		return lock_description(fd, how, wait);
 	return !rc;
+}
+
+bool dir_read(int fd, void *p, size_t n, uint64_t at)
+{
+	uint8_t *to = p;
+
+	while (n) {
+		ssize_t got = pread(fd, to, n, (off_t)at);
+
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got <= 0)
+			return false;
+		to += got;
+		n -= (size_t)got;
+		at += (uint64_t)got;
+	}
+	return true;
 }

@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "base/mem.h"
 #include "store/dir_impl.h"
@@ -132,22 +131,6 @@ int idx_write(int dirfd, const struct segment_id *id, const struct idx *x, struc
 	return err->code;
 }
 
-static bool read_all(int fd, uint8_t *p, size_t n, uint64_t at)
-{
-	while (n) {
-		ssize_t got = pread(fd, p, n, (off_t)at);
-
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got <= 0)
-			return false;
-		p += got;
-		n -= (size_t)got;
-		at += (uint64_t)got;
-	}
-	return true;
-}
-
 /* Opens it and reads its head: right for that segment.  -1. */
 static int open_idx(int dirfd, const struct segment_id *id, int flags, uint64_t *size, uint64_t *n)
 {
@@ -160,7 +143,7 @@ static int open_idx(int dirfd, const struct segment_id *id, int flags, uint64_t 
 	fd = openat(dirfd, name, flags | O_CLOEXEC);
 	if (fd < 0)
 		return -1;
-	if (fstat(fd, &st) == 0 && st.st_size >= IDX_HEAD && read_all(fd, h, sizeof h, 0)) {
+	if (fstat(fd, &st) == 0 && st.st_size >= IDX_HEAD && dir_read(fd, h, sizeof h, 0)) {
 		memcpy(size, h + 32, 8);
 		memcpy(n, h + 40, 8);
 		put_head(want, id, *size, *n);
@@ -194,7 +177,7 @@ int idx_read(int dirfd, const struct segment_id *id, struct idx *x, struct ds_er
 		goto no;
 	p = mem_array((size_t)n, IDX_RECORD);
 	x->rec = mem_array((size_t)n, sizeof *x->rec);
-	if (!p || !x->rec || !read_all(fd, p, (size_t)n * IDX_RECORD, IDX_HEAD))
+	if (!p || !x->rec || !dir_read(fd, p, (size_t)n * IDX_RECORD, IDX_HEAD))
 		goto no;
 	for (size_t i = 0; i < n; i++) {
 		struct idx_record *r = &x->rec[i];
@@ -233,7 +216,7 @@ bool idx_drop(int dirfd, const struct segment_id *id, uint32_t offset)
 	while (low < high) {
 		uint64_t mid = low + (high - low) / 2;
 
-		if (!read_all(fd, p, sizeof p, IDX_HEAD + mid * IDX_RECORD) || !get_record(p, &r, id, (size_t)mid))
+		if (!dir_read(fd, p, sizeof p, IDX_HEAD + mid * IDX_RECORD) || !get_record(p, &r, id, (size_t)mid))
 			break;
 		if (r.offset == offset) {
 			r.dead = 1;

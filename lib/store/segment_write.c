@@ -18,7 +18,7 @@
 #include "frame/hello.h"
 #include "store/dir_impl.h"
 
-enum { PIECES = 64, HELLO_MAX = 512 };
+enum { PIECES = 64, HELLO_MAX = 512, TRIES = 8 };
 
 uint64_t segment_bytes(const struct segment *seg)
 {
@@ -74,22 +74,30 @@ static int write_frame(int fd, const char *name, const struct iovec *iov, size_t
 	return err_errno(err, why == ENOSPC || why == EDQUOT ? DS_TEMP : DS_IO, "cannot write to '%s'", name);
 }
 
-static int put_hello(struct dir *d, struct segment *seg, struct ds_err *err)
+/* Its first frame, which the tools keep. */
+static int hello(struct dir *d, uint64_t reserve, struct iovec *iov, struct ds_err *err)
 {
 	struct hello h = { .minor = DS_FRAME_MINOR, .program = "ds-kvstore", .version = DS_VERSION, .role = "store" };
 	struct frame_front front;
-	struct iovec iov;
 	int rc;
 
 	meta_reset(d->tools.meta);
 	hello_put(d->tools.meta, &h);
-	meta_put_uint(d->tools.meta, "reserve", seg->reserve);
+	meta_put_uint(d->tools.meta, "reserve", reserve);
 	rc = frame_encode(d->tools.w, FRAME_HELLO, 0, 0, 0, d->tools.meta, NULL, 0, false, &front, err);
+	*iov = (struct iovec){ (void *)(uintptr_t)front.p, front.n };
+	return rc;
+}
+
+static int put_hello(struct dir *d, struct segment *seg, struct ds_err *err)
+{
+	struct iovec iov;
+	int rc = hello(d, seg->reserve, &iov, err);
+
 	if (rc)
 		return rc;
-	iov = (struct iovec){ (void *)(uintptr_t)front.p, front.n };
 	rc = write_frame(seg->fd, seg->name, &iov, 1, 0, err);
-	seg->size = front.n;
+	seg->size = iov.iov_len;
 	seg->frames = 1;
 	return rc;
 }
@@ -167,35 +175,60 @@ static int make_room(struct dir *d, uint64_t reserve, struct ds_err *err)
 	return dir_make_room(d, reserve, reserve + spare > capacity ? capacity : capacity - spare, err);
 }
 
+/* The one that is written now, if the item fits; else it is complete. */
+static struct segment *present(struct dir *d, bool main, uint64_t n)
+{
+	struct segment *seg = d->active[main];
+	struct ds_err err;
+
+	if (!seg || (has_room(seg, n) && !segment_unsafe(seg)))
+		return seg;
+	segment_seal(d, seg, &err); /* where that fails, whoever comes next completes it */
+	return NULL;
+}
+
+/* A new one.  Making room for it may have begun one of its kind, for what was moved. */
+static int begin(struct dir *d, bool main, uint64_t n, uint64_t reserve, struct segment **out, struct ds_err *err)
+{
+	int rc = make_room(d, reserve, err);
+
+	if (rc)
+		return rc;
+	for (int i = 0; i < TRIES; i++) {
+		*out = present(d, main, n);
+		if (*out)
+			return 0;
+		rc = create(d, main, reserve, out, err);
+		d->active[main] = rc ? NULL : *out;
+		if (rc != DS_TEMP || !dir_evict_one(d, false, &(struct ds_err){ 0 }))
+			break; /* unless the disk is full */
+	}
+	return rc;
+}
+
 int segment_for(struct dir *d, bool main, uint64_t n, bool moving, struct segment **out, struct ds_err *err)
 {
 	uint64_t reserve = HELLO_MAX + n + SEGMENT_END_MAX + IDX_HEAD + IDX_RECORD, capacity = d->base.o.capacity;
-	struct segment *seg = d->active[main];
-	int rc = 0;
+	int rc;
 
-	*out = seg;
-	if (seg && has_room(seg, n) && !segment_unsafe(seg))
+	*out = present(d, main, n);
+	if (*out)
 		return 0;
 	if (capacity && reserve > capacity)
 		return err_set(err, DS_TEMP, "an item of %llu bytes is larger than the store of %llu",
 			(unsigned long long)n, (unsigned long long)capacity);
-	if (seg && segment_seal(d, seg, err))
-		err->text[0] = 0; /* whoever comes next completes it */
 	if (reserve < d->segment_bytes)
 		reserve = d->segment_bytes;
-	if (moving) {
+	if (moving) { /* while room is made */
 		if (capacity && dir_bytes(d) + reserve > capacity)
 			return err_set(err, DS_TEMP, "no room to move an item to");
-		return create(d, main, reserve, &d->active[main], err) ? err->code : (*out = d->active[main], 0);
+		rc = create(d, main, reserve, out, err);
+		d->active[main] = rc ? NULL : *out;
+		return rc;
 	}
 	dir_lock(d, true);
-	rc = make_room(d, reserve, err);
-	if (!rc)
-		rc = create(d, main, reserve, &d->active[main], err);
-	for (int i = 0; rc == DS_TEMP && i < 8 && dir_evict_one(d, false, err); i++) /* the disk is full */
-		rc = create(d, main, reserve, &d->active[main], err);
+	rc = begin(d, main, n, reserve, out, err);
 	dir_unlock(d);
-	*out = d->active[main];
 	return rc;
 }
 
@@ -261,7 +294,7 @@ int segment_close_file(struct dir *d, int fd, const struct segment_id *id, uint6
 	meta_reset(d->tools.meta);
 	meta_put_uint(d->tools.meta, "frames", frames);
 	meta_put_uint(d->tools.meta, "bytes", size);
-	rc = frame_encode(d->tools.w, FRAME_END, 0, 0, frames, d->tools.meta, NULL, 0, false, &front, err);
+	rc = frame_encode(d->tools.w, FRAME_END, 0, segment_mark(&d->secret, id, size), frames, d->tools.meta, NULL, 0, false, &front, err);
 	if (rc)
 		return rc;
 	iov = (struct iovec){ (void *)(uintptr_t)front.p, front.n };
@@ -299,9 +332,11 @@ int segment_seal(struct dir *d, struct segment *seg, struct ds_err *err)
 			pthread_rwlock_unlock(&d->lock);
 			seg->idx.size = end;
 			rc = idx_write(d->fd, &seg->id, &seg->idx, err);
-			seg->beside = !rc;
 			if (!rc)
 				drop_dead(d, seg);
+			pthread_rwlock_wrlock(&d->lock);
+			seg->beside = !rc;
+			pthread_rwlock_unlock(&d->lock);
 		}
 	}
 	segment_let_go(d, seg, empty);
@@ -320,8 +355,11 @@ void segment_unlock(struct dir *d, struct segment *seg)
 
 int segment_fill(struct dir *d, int fd, uint64_t at, uint64_t n, uint64_t seq, uint64_t frames, struct ds_err *err)
 {
+	struct iovec first;
 	int rc = 0;
 
+	if (!at && frames == 1 && !hello(d, d->segment_bytes, &first, err) && first.iov_len == n)
+		return write_frame(fd, "a segment", &first, 1, 0, err);
 	meta_reset(d->tools.meta);
 	for (uint64_t i = 0; !rc && i < frames; i++) {
 		uint64_t left = n - (frames - i) * FRAME_ALIGN, data = i + 1 < frames ? 0 : left;

@@ -88,9 +88,225 @@ static void eviction(void)
 	store_rm(path);
 }
 
+/* Programs read segments as the streams that they are. */
+static bool frames_like(const char *path)
+{
+	char command[1500];
+
+	snprintf(command, sizeof command, "for f in '%s'/*.seg; do '%s/bin/ds-frame' check \"$f\" >/dev/null || exit 1; done",
+		path, tap_build());
+	return system(command) == 0;
+}
+
+/* Values of a kind that shrinks: BF16 numbers of about one size. */
+static int put_soft(struct store_session *ss, uint64_t n, size_t size, bool get)
+{
+	uint8_t *p = malloc(size);
+	struct iovec iov = { p, size };
+	struct store_put put = { .key = key_of(n), .iov = &iov, .iovs = 1, .element = 2 };
+	struct one o = { 0 };
+	struct store_sink sink = { &o, one_place, one_done };
+	enum store_put_result r;
+	struct ds_err err;
+	size_t got = 0;
+	int bad;
+
+	for (size_t i = 0; i < size; i++)
+		p[i] = i % 2 ? 0x3f : (uint8_t)random_bits(n, i);
+	if (!get) {
+		bad = store_put(ss, &put, &r, &err) || r != STORE_STORED;
+	} else {
+		bad = store_get(ss, &put.key, 1, &sink, &got, &err) || !got || o.size != size || memcmp(o.p, p, size) != 0;
+		free(o.p);
+	}
+	free(p);
+	return bad;
+}
+
+static void compressed(void)
+{
+	const char *path = store_path("zstd");
+	struct store_options o = { .zstd = true };
+	struct store *s = store_at(path, &o);
+	struct store_session *ss = session_of(s);
+	size_t sizes[] = { 2, 1000, 1001, 65536, 300001 }, bad = 0;
+	enum store_put_result r;
+	struct ds_err err;
+	bool was;
+
+	for (size_t i = 0; i < 5; i++)
+		bad += put_soft(ss, i, sizes[i], false);
+	bad += put_n(ss, 100, 50000, NULL, &r, &err) != 0;
+	tap_ok(!bad && stat_of(ss).put_bytes > 400000, "items are stored compressed");
+	for (size_t i = 0; i < 5; i++)
+		bad += put_soft(ss, i, sizes[i], true);
+	tap_ok(!bad && get_n(ss, 100, 50000, 0) == GET_RIGHT, "and are what they were");
+	struct store_key k = key_of(2);
+	store_del(ss, &k, &was, &err);
+	store_end(ss);
+	store_close(s);
+	s = store_at(path, &(struct store_options){ .read_only = true });
+	ss = session_of(s);
+	tap_ok(stat_of(ss).bytes < 300000 && stat_of(ss).items == 5, "in fewer bytes");
+	tap_ok(store_put(ss, &(struct store_put){ .key = k }, &r, &err) == DS_USAGE, "one that is read only takes nothing");
+	store_end(ss);
+	store_close(s);
+	tap_ok(frames_like(path), "ds-frame check finds the segments right, with what was deleted");
+	store_rm(path);
+}
+
+/* Times, admission, pins, what does not fit. */
+static void rules(void)
+{
+	const char *path = store_path("rules");
+	struct store_options o = { .capacity = 2 << 20, .admission = STORE_ADMIT_SECOND };
+	struct store *s = store_at(path, &o);
+	struct store_session *ss = session_of(s);
+	struct store_key k = key_of(1), many[40];
+	enum store_put_result r;
+	struct ds_err err;
+	size_t bad = 0;
+
+	tap_ok(!put_n(ss, 1, 5000, NULL, &r, &err) && r == STORE_NOT_ADMITTED && !has_n(ss, 1), "the first time it is not stored");
+	tap_ok(!put_n(ss, 1, 5000, NULL, &r, &err) && r == STORE_STORED && has_n(ss, 1), "the second time it is");
+	store_end(ss);
+	store_close(s);
+	o.admission = STORE_ADMIT_ALL;
+	s = store_at(path, &o);
+	ss = session_of(s);
+	tap_ok(!put_n(ss, 2, 5000, &(struct put_how){ .ttl_ns = 1 }, &r, &err) && !has_n(ss, 2) &&
+		get_n(ss, 2, 5000, 0) == GET_MISS, "what has expired is not there");
+	tap_ok(!put_n(ss, 2, 5000, &(struct put_how){ .ttl_ns = 3600000000000 }, &r, &err) && r == STORE_STORED && has_n(ss, 2),
+		"what will expire is");
+	tap_ok(put_n(ss, 3, 3 << 20, NULL, &r, &err) == DS_TEMP, "what is larger than the store is refused: %s", err.text);
+	tap_ok(!put_n(ss, 4, 1 << 20, NULL, &r, &err) && get_n(ss, 4, 1 << 20, 0) == GET_RIGHT, "half of it is not");
+	tap_ok(!store_pin(ss, &k, 1, true, &err), "an item is pinned");
+	for (uint64_t i = 100; i < 1000; i++)
+		bad += put_n(ss, i, 5000, NULL, &r, &err) != 0;
+	tap_ok(!bad && get_n(ss, 1, 5000, 0) == GET_RIGHT && !has_n(ss, 100), "it stays when all else goes");
+	for (uint64_t i = 0; i < 40; i++) {
+		put_n(ss, 2000 + i, 40000, NULL, &r, &err);
+		many[i] = key_of(2000 + i);
+	}
+	tap_ok(store_pin(ss, many, 40, true, &err) == DS_TEMP, "not everything can be pinned: %s", err.text);
+	for (uint64_t i = 3000; i < 3500; i++)
+		bad += put_n(ss, i, 5000, NULL, &r, &err) != 0;
+	tap_ok(!bad, "the rest is used on");
+	store_end(ss);
+	ss = session_of(s);
+	tap_is_int((long long)stat_of(ss).pinned_bytes, 0, "pins end with their session");
+	store_end(ss);
+	store_close(s);
+	tap_ok(frames_like(path), "ds-frame check finds the segments right");
+	store_rm(path);
+}
+
+static void no_store(void)
+{
+	const char *path = store_path("none");
+	struct store_options o = { .read_only = true };
+	char addr[600], file[600];
+	struct store *s;
+	struct ds_err err;
+	FILE *f;
+
+	snprintf(addr, sizeof addr, "dir:%s", path);
+	snprintf(file, sizeof file, "%s/mine", path);
+	tap_is_int(store_open(&s, addr, &o, &err), DS_NOINPUT, "what is not there cannot be read");
+	mkdir(path, 0777);
+	tap_is_int(store_open(&s, addr, &o, &err), DS_DATA, "an empty directory is no store");
+	f = fopen(file, "w");
+	fclose(f);
+	tap_is_int(store_open(&s, addr, &(struct store_options){ 0 }, &err), DS_CONFIG, "somebody's directory is not made one");
+	tap_diag("%s", err.text);
+	store_rm(path);
+}
+
+struct listed { size_t n; };
+static int list_one(void *ctx, const struct store_item *item, const char *segment, uint64_t offset, struct ds_err *err)
+{
+	struct listed *l = ctx;
+
+	(void)segment, (void)offset, (void)err;
+	l->n += item->size == 3000;
+	return 0;
+}
+
+static void say(void *ctx, const char *line)
+{
+	(void)ctx;
+	tap_diag("%s", line);
+}
+
+/* What ds-kvstore does to a directory: list, verify, gc, export, import. */
+static void tools(void)
+{
+	const char *path = store_path("tools"), *other = store_path("other");
+	struct store_options o = { .capacity = 8 << 20 };
+	struct store *s = store_at(path, &o);
+	struct store_session *ss = session_of(s);
+	enum store_put_result r;
+	struct dir_report rep;
+	struct listed l = { 0 };
+	struct ds_err err;
+	uint64_t items, already;
+	size_t bad = 0;
+	char file[600];
+	struct frame_writer *w;
+	struct meta_builder *b = meta_new();
+	bool was;
+	int fd;
+
+	meta_put_cstr(b, "name", "of the item");
+	for (uint64_t i = 0; i < 300; i++)
+		bad += put_n(ss, i, 3000, &(struct put_how){ .meta = b, .ttl_ns = i == 7 ? 1 : 0 }, &r, &err) != 0;
+	for (uint64_t i = 0; i < 300; i += 3) {
+		struct store_key k = key_of(i);
+
+		bad += store_del(ss, &k, &was, &err) || !was;
+	}
+	tap_is_int((long long)bad, 0, "items are stored and some deleted");
+	tap_ok(!dir_verify(path, say, NULL, &rep, &err) && rep.items == 199, "a store in use is verified: %s", err.text);
+	store_end(ss);
+	store_close(s);
+	tap_ok(!dir_verify(path, say, NULL, &rep, &err) && rep.items == 199 && !rep.torn_bytes && !rep.bad_indices &&
+		rep.dead_bytes > 300000, "and after it");
+	tap_ok(!dir_list(path, list_one, &l, &err) && l.n == 199, "list has what is alive");
+	tap_ok(!dir_gc(path, &o, &rep, &err) && rep.items == 199 && rep.dead_bytes > 300000, "gc gives up what is dead: %s",
+		err.text);
+	tap_ok(!dir_verify(path, say, NULL, &rep, &err) && rep.items == 199 && !rep.dead_bytes, "which is gone then");
+	snprintf(file, sizeof file, "%s.frames", path);
+	fd = open(file, O_RDWR | O_CREAT | O_TRUNC, 0666);
+	bad = fd < 0 || frame_writer_new(&w, fd, file, &err) || frame_write(w, FRAME_HELLO, 0, 0, NULL, NULL, 0, false, &err) ||
+		dir_export(path, w, &items, &err) || frame_write_end(w, &err);
+	tap_ok(!bad && items == 199, "export writes all: %s", err.text);
+	frame_writer_free(w);
+	lseek(fd, 0, SEEK_SET);
+	tap_ok(!dir_import(other, &o, fd, file, &items, &already, &err) && items == 199 && !already, "import reads them: %s",
+		err.text);
+	lseek(fd, 0, SEEK_SET);
+	tap_ok(!dir_import(other, &o, fd, file, &items, &already, &err) && !items && already == 199, "and knows them again");
+	close(fd);
+	unlink(file);
+	s = store_at(other, &o);
+	ss = session_of(s);
+	for (uint64_t i = 0; i < 300; i++)
+		bad += get_n(ss, i, 3000, 0) != (i % 3 == 0 || i == 7 ? GET_MISS : GET_RIGHT);
+	tap_is_int((long long)bad, 0, "what was imported is what was put");
+	store_end(ss);
+	store_close(s);
+	meta_free(b);
+	store_rm(path);
+	store_rm(other);
+}
+
 int main(void)
 {
 	basics();
 	eviction();
+	tools();
+	compressed();
+	rules();
+	no_store();
 	return tap_done();
 }

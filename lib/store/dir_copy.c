@@ -1,0 +1,265 @@
+/* Segments written anew without what is dead; a whole store as one stream, and back. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/time.h"
+#include "store/dir_impl.h"
+
+static int open_dir(const char *path, const struct store_options *o, struct store **s, struct dir_session **ss,
+	struct ds_err *err)
+{
+	struct store_session *base;
+	int rc = store_dir.open(s, path, o, err);
+
+	if (rc)
+		return rc;
+	rc = store_dir.begin(&base, *s, err);
+	*ss = rc ? NULL : (struct dir_session *)base;
+	return rc;
+}
+
+static void close_dir(struct store *s, struct dir_session *ss)
+{
+	if (ss)
+		store_dir.end(&ss->base);
+	if (s)
+		store_dir.close(s);
+}
+
+/* The complete segments, held, in their order. */
+struct held { struct segment **seg; size_t n; };
+
+static int older_first(const void *a, const void *b)
+{
+	return segment_order(&(*(struct segment *const *)a)->id, &(*(struct segment *const *)b)->id);
+}
+
+static int hold_all(struct dir *d, bool sealed, struct held *h, struct ds_err *err)
+{
+	pthread_rwlock_rdlock(&d->lock);
+	h->n = 0;
+	h->seg = mem_array(d->segs, sizeof *h->seg);
+	for (uint32_t i = 0; h->seg && i < d->segs; i++)
+		if (d->seg[i] && !d->seg[i]->gone && !d->seg[i]->mine && (d->seg[i]->sealed || !sealed)) {
+			__atomic_fetch_add(&d->seg[i]->refs, 1, __ATOMIC_RELAXED);
+			h->seg[h->n++] = d->seg[i];
+		}
+	pthread_rwlock_unlock(&d->lock);
+	if (!h->seg)
+		return err_nomem(err, d->segs * sizeof *h->seg, "segments");
+	if (h->n)
+		qsort(h->seg, h->n, sizeof *h->seg, older_first);
+	return 0;
+}
+
+static void release_all(struct dir *d, struct held *h)
+{
+	for (size_t i = 0; i < h->n; i++)
+		segment_release(d, h->seg[i]);
+	free(h->seg);
+}
+
+/* ---- gc ---- */
+
+static bool alive(struct dir *d, const struct segment *seg, const struct idx_record *r)
+{
+	unsigned asked;
+
+	return !r->dead && (!r->expires || r->expires > (uint64_t)time_wall_ns() / 1000000000) &&
+		entry_at_place(d, seg, r, &asked);
+}
+
+/* Bytes of a segment that are of no item that is alive, but for its first frame and its last: no item is as small. */
+static uint64_t dead_bytes(struct dir *d, struct segment *seg, const struct idx *x)
+{
+	uint8_t head[FRAME_HEAD_BYTES];
+	uint64_t rest = seg->size;
+
+	for (size_t i = 0; i < x->n; i++)
+		if (alive(d, seg, &x->rec[i]))
+			rest -= ((uint64_t)x->rec[i].front + x->rec[i].data) * INDEX_UNIT;
+	if (dir_read(segment_fd(d, seg), head, sizeof head, 0))
+		rest -= frame_front_bytes(head);
+	return rest > SEGMENT_END_MAX ? rest : 0;
+}
+
+static int gc_segment(struct dir *d, struct segment *seg, struct dir_report *r, struct ds_err *err)
+{
+	struct idx x = { 0 };
+	uint64_t dead;
+	int rc = 0;
+
+	if (!segment_take(d, seg))
+		return 0; /* others need it */
+	if (segment_records(d, seg, &x, err))
+		goto out;
+	dead = dead_bytes(d, seg, &x);
+	if (!dead)
+		goto out;
+	for (size_t i = 0; !rc && i < x.n; i++)
+		if (alive(d, seg, &x.rec[i]))
+			rc = segment_move(d, seg, &x.rec[i], seg->id.main, 0, err);
+	if (!rc) {
+		r->dead_bytes += dead;
+		segment_remove(d, seg);
+	}
+out:
+	segment_unlock(d, seg);
+	idx_free(&x);
+	return rc;
+}
+
+int dir_gc(const char *path, const struct store_options *o, struct dir_report *r, struct ds_err *err)
+{
+	struct dir_session *ss = NULL;
+	struct held h = { NULL, 0 };
+	struct store *s = NULL;
+	struct store_stat st;
+	struct dir *d;
+	int rc = dir_there(path, err);
+
+	*r = (struct dir_report){ 0 };
+	if (!rc)
+		rc = open_dir(path, o, &s, &ss, err); /* makes lost files beside segments, too */
+	if (rc)
+		goto out;
+	d = ss->d;
+	pthread_mutex_lock(&d->write);
+	dir_lock(d, true);
+	rc = hold_all(d, true, &h, err);
+	for (size_t i = 0; !rc && i < h.n; i++)
+		rc = gc_segment(d, h.seg[i], r, err);
+	release_all(d, &h);
+	dir_unlock(d);
+	pthread_mutex_unlock(&d->write);
+	if (!dir_stat_now(d, &st)) {
+		r->segments = st.segments;
+		r->items = st.items;
+		r->bytes = st.bytes;
+	}
+out:
+	close_dir(s, ss);
+	return rc;
+}
+
+/* ---- export ---- */
+
+static int export_item(struct dir_session *ss, struct segment *seg, const struct idx_record *r, struct frame_writer *w,
+	uint64_t *items, struct ds_err *err)
+{
+	size_t n = ((size_t)r->front + r->data) * INDEX_UNIT;
+	int fd = segment_fd(ss->d, seg);
+	struct store_item item;
+	struct frame f;
+	uint8_t *plain, *p = mem_aligned(n);
+	int rc = 0;
+
+	if (!p)
+		return err_nomem(err, n, "an item");
+	if (fd < 0 || !dir_read(fd, p, n, (uint64_t)r->offset * INDEX_UNIT) || frame_parse(ss->t.parser, p, n, &f, err) ||
+		store_item_get(&f, &item, err) || !store_key_equal(&item.key, &r->key))
+		goto out; /* broken, or deleted meanwhile */
+	plain = mem_array((size_t)item.size, 1);
+	if (!plain) {
+		rc = err_nomem(err, (size_t)item.size, "an item");
+	} else if (!item_read(&ss->t, fd, ((uint64_t)r->offset + r->front) * INDEX_UNIT, &item, plain, err)) {
+		f.stream = 0;
+		rc = frame_forward(w, &f, err);
+		*items += !rc;
+	}
+	free(plain);
+out:
+	free(p);
+	return rc;
+}
+
+int dir_export(const char *path, struct frame_writer *w, uint64_t *items, struct ds_err *err)
+{
+	const struct store_options o = { .read_only = true };
+	struct dir_session *ss = NULL;
+	struct held h = { NULL, 0 };
+	struct store *s = NULL;
+	int rc = open_dir(path, &o, &s, &ss, err);
+
+	*items = 0;
+	if (!rc)
+		rc = hold_all(ss->d, false, &h, err);
+	for (size_t i = 0; !rc && i < h.n; i++) {
+		struct idx x = { 0 };
+
+		if (!segment_records(ss->d, h.seg[i], &x, err))
+			for (size_t k = 0; !rc && k < x.n; k++)
+				if (alive(ss->d, h.seg[i], &x.rec[k]))
+					rc = export_item(ss, h.seg[i], &x.rec[k], w, items, err);
+		idx_free(&x);
+	}
+	if (ss)
+		release_all(ss->d, &h);
+	close_dir(s, ss);
+	return rc;
+}
+
+/* ---- import ---- */
+
+static int import_item(struct dir_session *ss, const struct frame *f, uint64_t *items, uint64_t *already,
+	struct ds_err *err)
+{
+	enum store_put_result how;
+	struct store_item item;
+	struct meta_builder *b;
+	struct store_put p;
+	struct iovec iov;
+	uint8_t *plain;
+	int rc = store_item_get(f, &item, err);
+
+	if (!rc)
+		rc = frame_check_payload(f, err);
+	if (rc || store_item_expired(&item, (uint64_t)time_wall_ns()))
+		return rc;
+	b = meta_new();
+	plain = mem_array((size_t)item.size, 1);
+	if (!b || !plain) {
+		rc = err_nomem(err, (size_t)item.size, "an item");
+		goto out;
+	}
+	store_item_plain(&item, f->data, plain);
+	meta_put_rest(b, f->meta, store_item_keys);
+	iov = (struct iovec){ plain, (size_t)item.size };
+	p = (struct store_put){ .key = item.key, .meta = b, .iov = &iov, .iovs = item.size != 0, .element = item.planes };
+	rc = dir_put_item(ss, &p, &item, &how, err);
+	*items += !rc && how == STORE_STORED;
+	*already += !rc && how == STORE_ALREADY;
+out:
+	free(plain);
+	meta_free(b);
+	return rc;
+}
+
+int dir_import(const char *path, const struct store_options *o, int fd, const char *name, uint64_t *items,
+	uint64_t *already, struct ds_err *err)
+{
+	struct frame_reader *r = NULL;
+	struct dir_session *ss = NULL;
+	enum frame_event ev = FRAME_HEAD;
+	struct store *s = NULL;
+	struct frame *f;
+	int rc = open_dir(path, o, &s, &ss, err);
+
+	*items = *already = 0;
+	if (!rc)
+		rc = frame_reader_new(&r, fd, name, o->max_frame, err);
+	while (!rc && ev != FRAME_EOF) {
+		rc = frame_reader_next(r, &ev, &f, err);
+		if (rc || ev != FRAME_BODY || f->type == FRAME_HELLO || f->type == FRAME_END)
+			continue;
+		rc = import_item(ss, f, items, already, err);
+		if (rc == DS_DATA)
+			err_prefix(err, "'%s': byte %" PRIu64, name, f->offset);
+	}
+	frame_reader_free(r);
+	close_dir(s, ss);
+	return rc;
+}

@@ -1,0 +1,249 @@
+/*
+ * Processes that put items are killed at random instants, 200 times; then the same with a disk that fails: what was
+ * acknowledged with sync is there, what is replaced or deleted stays so, and nothing that can be read is wrong.
+ *
+ * The system calls by which segments are written are this program's own, so that they can fail.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+
+#include "base/time.h"
+#include "tests/unit/stores.h"
+
+enum faults { SOUND, FAILS, FULL };
+
+enum { SYNCED_MAX = 1 << 16, NAMES = 8, NAMED = 1000000, SIZE_MOST = 40000 };
+
+/* What the process that is killed has been told. */
+static struct told {
+	uint64_t next, put_upto;             /* numbers of items; all below were tried */
+	uint8_t synced[SYNCED_MAX];
+	uint64_t version[NAMES], tried[NAMES]; /* of items that are replaced; odd: deleted */
+	uint64_t faults, refused;
+} *told;
+
+/* ---- a disk that fails ---- */
+
+static struct { bool on, full; uint64_t seed, count; int torn; } faulty; /* full: also of a disk that is */
+
+static unsigned chance(unsigned one_in)
+{
+	uint64_t n = __atomic_add_fetch(&faulty.count, 1, __ATOMIC_RELAXED);
+
+	return faulty.on && random_bits(faulty.seed, n) % one_in == 0;
+}
+
+static int fail_with(int why)
+{
+	__atomic_add_fetch(&told->faults, 1, __ATOMIC_RELAXED);
+	errno = why;
+	return -1;
+}
+
+ssize_t pwritev(int fd, const struct iovec *iov, int n, off_t at)
+{
+	size_t all = 0;
+
+	for (int i = 0; i < n; i++)
+		all += iov[i].iov_len;
+	if (chance(40))
+		return fail_with(faulty.full ? ENOSPC : EIO);
+	if (all && chance(10)) { /* a part of the first piece */
+		size_t part = 1 + random_bits(faulty.seed, faulty.count) % all;
+
+		__atomic_add_fetch(&told->faults, 1, __ATOMIC_RELAXED);
+		part = part < iov->iov_len ? part : iov->iov_len;
+		if (faulty.torn && random_bits(faulty.seed, faulty.count + 1) % (unsigned)faulty.torn == 0) {
+			syscall(SYS_pwrite64, fd, iov->iov_base, part, at);
+			kill(getpid(), SIGKILL);
+		}
+		if (part)
+			return syscall(SYS_pwrite64, fd, iov->iov_base, part, at);
+	}
+	return syscall(SYS_pwritev, fd, iov, (long)n, (long)at, 0L);
+}
+
+ssize_t pwrite(int fd, const void *p, size_t n, off_t at)
+{
+	return chance(40) ? fail_with(EIO) : syscall(SYS_pwrite64, fd, p, n, at);
+}
+
+ssize_t write(int fd, const void *p, size_t n)
+{
+	return fd > 2 && chance(40) ? fail_with(faulty.full ? ENOSPC : EIO) : syscall(SYS_write, fd, p, n);
+}
+
+int fdatasync(int fd)
+{
+	return chance(60) ? fail_with(EIO) : (int)syscall(SYS_fdatasync, fd);
+}
+
+int ftruncate(int fd, off_t n)
+{
+	return chance(20) ? fail_with(EIO) : (int)syscall(SYS_ftruncate, fd, n);
+}
+
+/* ---- the storm ---- */
+
+static size_t size_of(uint64_t n)
+{
+	return random_bits(3, n) % SIZE_MOST;
+}
+
+static void put_some(struct store_session *ss)
+{
+	enum store_put_result r;
+	struct ds_err err;
+
+	for (;;) {
+		uint64_t n = __atomic_fetch_add(&told->next, 1, __ATOMIC_RELAXED), i = n % NAMES;
+		struct put_how how = { .sync = n % 2 == 0 };
+
+		if (n >= SYNCED_MAX)
+			return;
+		if (put_n(ss, n, size_of(n), &how, &r, &err))
+			__atomic_add_fetch(&told->refused, 1, __ATOMIC_RELAXED);
+		else if (how.sync)
+			__atomic_store_n(&told->synced[n], 1, __ATOMIC_RELEASE);
+		if (n % 4 != 1)
+			continue;
+		/* one that is replaced, or deleted, by this thread alone */
+		if (random_bits(4, n) % 4) {
+			uint64_t v = (told->tried[i] | 1) + 1;
+			struct put_how again = { .replace = true, .version = v };
+
+			told->tried[i] = v;
+			if (!put_n(ss, NAMED + i, 3000, &again, &r, &err))
+				told->version[i] = v;
+		} else {
+			struct store_key k = key_of(NAMED + i);
+			bool was;
+
+			told->tried[i] |= 1;
+			if (!store_del(ss, &k, &was, &err))
+				told->version[i] = told->tried[i];
+		}
+	}
+}
+
+static void *putter(void *ctx)
+{
+	struct store_session *ss = session_of(ctx);
+
+	put_some(ss);
+	store_end(ss);
+	return NULL;
+}
+
+static void storm(const char *path, const struct store_options *o, int threads)
+{
+	struct store *s;
+	struct ds_err err;
+	char addr[600];
+	pthread_t t[4];
+
+	snprintf(addr, sizeof addr, "dir:%s", path);
+	if (store_open(&s, addr, o, &err))
+		_exit(0); /* a disk that fails already then */
+	for (int i = 0; i < threads; i++)
+		pthread_create(&t[i], NULL, putter, s);
+	for (int i = 0; i < threads; i++)
+		pthread_join(t[i], NULL);
+	_exit(0);
+}
+
+static void say(void *ctx, const char *line)
+{
+	(void)ctx;
+	tap_diag("%s", line);
+}
+
+/* What must hold whenever nothing runs. */
+static void check(const char *path, const struct store_options *o, const char *when, bool synced, bool named)
+{
+	struct store *s;
+	struct store_session *ss;
+	struct dir_report rep;
+	struct ds_err err;
+	size_t lost = 0, wrong = 0, stale = 0, there = 0;
+	int rc;
+
+	faulty.on = false;
+	s = store_at(path, o);
+	ss = session_of(s);
+	for (uint64_t n = 0; n < told->next && n < SYNCED_MAX; n++) {
+		enum get_result r = get_n(ss, n, size_of(n), 0);
+
+		wrong += r == GET_WRONG;
+		lost += synced && r != GET_RIGHT && told->synced[n]; /* a full disk is made room on */
+		there += r == GET_RIGHT;
+	}
+	for (uint64_t i = 0; named && i < NAMES; i++) { /* as it was told, or as it was tried last */
+		uint64_t a = told->version[i], b = told->tried[i];
+		bool gone = !has_n(ss, NAMED + i), ok = gone ? !a || a & 1 || b & 1 : false;
+
+		ok = ok || (!gone && !(a & 1) && get_n(ss, NAMED + i, 3000, a) == GET_RIGHT);
+		ok = ok || (!gone && !(b & 1) && get_n(ss, NAMED + i, 3000, b) == GET_RIGHT);
+		ok = ok || (!gone && a & 1 && a == b - 1 && get_n(ss, NAMED + i, 3000, b) == GET_RIGHT);
+		if (!ok)
+			tap_diag("name %d: told %d, tried %d, gone %d", (int)i, (int)a, (int)b, gone);
+		stale += !ok;
+	}
+	store_end(ss);
+	store_close(s);
+	tap_ok(there > 20 && there > told->next / 4, "%s: items are there", when);
+	tap_is_int((long long)wrong, 0, "nothing is wrong");
+	tap_is_int((long long)lost, 0, "what was acknowledged with sync is there");
+	tap_is_int((long long)stale, 0, "what was replaced or deleted is as it was acknowledged");
+	rc = dir_verify(path, say, NULL, &rep, &err);
+	tap_ok(!rc && !rep.torn_bytes && !rep.bad_indices, "verify finds nothing: %s", rc ? err.text : "");
+	tap_diag("%zu of %zu items, %zu segments; %zu faults, %zu refused", there, (size_t)told->next, (size_t)rep.segments,
+		(size_t)told->faults, (size_t)told->refused);
+}
+
+static void kill_storm(const char *path, const struct store_options *o, int kills, int threads, enum faults faults)
+{
+	for (int i = 0; i < kills; i++) {
+		uint64_t ns = random_bits(9, (uint64_t)i) % 30000000;
+		struct timespec t = { 0, (long)ns };
+		pid_t pid = fork();
+
+		if (!pid) {
+			faulty.on = faults != SOUND;
+			faulty.full = faults == FULL;
+			faulty.seed = (uint64_t)i;
+			faulty.torn = 10;
+			storm(path, o, threads);
+		}
+		nanosleep(&t, NULL);
+		kill(pid, SIGKILL);
+		waitpid(pid, NULL, 0);
+	}
+}
+
+static void run(const char *name, const char *when, const struct store_options *o, int kills, int threads, enum faults faults)
+{
+	const char *path = store_path(name);
+
+	memset(told, 0, sizeof *told);
+	kill_storm(path, o, kills, threads, faults);
+	check(path, o, when, faults != FULL, threads == 1 && !faults);
+	store_rm(path);
+}
+
+int main(void)
+{
+	struct store_options o = { .segment = 1 << 20 };
+	int kills = tap_slow() ? 40 : 200;
+
+	told = mmap(NULL, sizeof *told, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	run("killed", "killed while one thread put", &o, kills / 2, 1, SOUND);
+	run("killed4", "killed while three threads put", &o, kills / 2, 3, SOUND);
+	run("faulty", "a disk that fails", &o, kills / 4, 3, FAILS);
+	run("full", "a disk that is full", &o, kills / 4, 3, FULL);
+	return tap_done();
+}
