@@ -4,14 +4,18 @@
  *
  * A hit is the longest run of whole blocks from a prompt's front; its last token is never one.  LRU is compared with
  * the traces' own page.  The Azure traces have no ids: nothing can be said of their prefixes.
+ *
+ * The last row of each table is the real store in a directory, with small payloads and a capacity of so many items:
+ * what whole segments, and moving what is still wanted, make of the policy.
  */
 #include <inttypes.h>
 #include <jansson.h>
-#include <stdio.h>
-#include <string.h>
 #include <zstd.h>
 
+#include "base/random.h"
+#include "beside.h"
 #include "policies.h"
+#include "store/store.h"
 
 enum { BLOCK = 512, SIZES = 6, SCAN_PROMPT = 24, MOST_BYTES = 64 << 20 };
 
@@ -24,12 +28,6 @@ struct trace {
 	size_t n, ids_cap, requests, first_cap, tokens_cap, blocks; /* blocks: ids are below */
 	uint64_t total;           /* input tokens */
 };
-
-static void die(const char *what)
-{
-	fprintf(stderr, "cache: %s\n", what);
-	exit(1);
-}
 
 static void trace_free(struct trace *t)
 {
@@ -206,6 +204,149 @@ static void print_row(const struct trace *t, const struct row *row)
 	putchar('\n');
 }
 
+/* ---- the store itself ---- */
+
+enum { VALUE = 1024, PROBE = 1000, PROMPT_MOST = 1024 };
+
+struct replayed { struct store_session *ss; uint32_t id; const uint32_t *ids; uint8_t p[VALUE]; };
+
+static struct store_key key_of(uint32_t id)
+{
+	struct store_key k;
+	uint64_t v[2] = { random_bits(1, id), random_bits(2, id) };
+
+	memcpy(k.b, v, sizeof(k.b));
+	return k;
+}
+
+static struct store *store_at(const char *path, uint64_t capacity, struct store_session **ss)
+{
+	const struct store_options o = { .capacity = capacity };
+	struct ds_err err;
+	struct store *s;
+	char addr[500];
+
+	snprintf(addr, sizeof(addr), "dir:%s", path);
+	if (store_open(&s, addr, &o, &err) || store_begin(ss, s, &err))
+		die("%s", err.text);
+	return s;
+}
+
+static void put_block(struct replayed *r, uint32_t id)
+{
+	const struct iovec iov = { r->p, VALUE };
+	const struct store_put put = { .key = key_of(id), .iov = &iov, .iovs = 1 };
+	enum store_put_result how;
+	struct ds_err err;
+
+	memcpy(r->p, &id, sizeof(id));
+	if (store_put(r->ss, &put, &how, &err))
+		die("%s", err.text);
+}
+
+static void *place_block(void *ctx, size_t i, const struct store_item *item)
+{
+	struct replayed *r = ctx;
+
+	(void)i;
+	return item->size == VALUE ? r->p : NULL;
+}
+
+static bool block_done(void *ctx, size_t i)
+{
+	const struct replayed *r = ctx;
+
+	if (memcmp(r->p, &r->ids[i], sizeof(*r->ids)) != 0)
+		die("the store gave another block");
+	return true;
+}
+
+/* As prefill does: gets what is there from the front, puts the rest. */
+static size_t ask_store(struct replayed *r, const uint32_t *ids, size_t n)
+{
+	const struct store_sink sink = { r, place_block, block_done };
+	struct store_key keys[PROMPT_MOST] = { 0 };
+	struct ds_err err;
+	size_t got;
+
+	if (n > PROMPT_MOST)
+		die("a prompt of %zu blocks", n);
+	r->ids = ids;
+	for (size_t i = 0; i < n; i++)
+		keys[i] = key_of(ids[i]);
+	if (store_get(r->ss, keys, n, &sink, &got, &err))
+		die("%s", err.text);
+	for (size_t i = got; i < n; i++)
+		put_block(r, ids[i]);
+	return got;
+}
+
+static struct store_stat stat_of(struct store_session *ss)
+{
+	struct store_stat st;
+	struct ds_err err;
+
+	if (store_stat(ss, &st, &err))
+		die("%s", err.text);
+	return st;
+}
+
+static uint64_t file_bytes;
+
+static int add_file(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+	(void)path, (void)ftw;
+	file_bytes += type == FTW_F ? (uint64_t)st->st_size : 0;
+	return 0;
+}
+
+/* Bytes of the files for an item. */
+static uint64_t item_bytes(void)
+{
+	struct replayed r = { 0 };
+	struct store *s = store_at(in_scratch("probe"), 0, &r.ss);
+
+	for (uint32_t id = 0; id < PROBE; id++)
+		put_block(&r, id);
+	store_end(r.ss);
+	store_close(s);
+	nftw(in_scratch("probe"), add_file, 16, FTW_PHYS);
+	return file_bytes / PROBE;
+}
+
+static void print_store(const struct trace *t, const char *name, uint64_t each)
+{
+	uint64_t written[SIZES];
+
+	printf("%-32s", name);
+	for (int k = 0; k < SIZES; k++) {
+		const char *path = in_scratch("store");
+		struct replayed r = { 0 };
+		struct store *s = store_at(path, each * sizes[k], &r.ss);
+		struct store_stat st;
+		uint64_t hits = 0;
+
+		for (size_t i = 0; i < t->requests; i++) {
+			size_t at = t->first[i];
+
+			hits += whole_hits(t, i, ask_store(&r, t->ids + at, t->first[i + 1] - at));
+		}
+		st = stat_of(r.ss);
+		if (st.bytes > each * sizes[k])
+			die("%" PRIu64 " bytes in a store of %" PRIu64, st.bytes, each * sizes[k]);
+		written[k] = st.puts + st.moved_bytes / each;
+		printf(" %7.2f", 100.0 * (double)(hits * BLOCK) / (double)t->total);
+		fflush(stdout);
+		store_end(r.ss);
+		store_close(s);
+		remove_tree(path);
+	}
+	printf("  |");
+	for (int k = 0; k < SIZES; k++)
+		printf(" %4" PRIu64, written[k] / 1000);
+	putchar('\n');
+}
+
 static void print_head(const char *what)
 {
 	printf("%-32s", what);
@@ -244,9 +385,10 @@ int main(void)
 	const char *shared = getenv("DS_SHARED");
 	struct trace t, scanned;
 	char path[4096];
-	size_t n;
+	uint64_t each;
 	bool right;
 	char *text;
+	size_t n;
 
 	snprintf(path, sizeof(path), "%s/traces/mooncake-conversation.jsonl.zst", shared ? shared : "../shared");
 	text = unpack(path, &n);
@@ -254,6 +396,11 @@ int main(void)
 		printf("SKIP: no trace at '%s' (DS_SHARED)\n", path);
 		return 0;
 	}
+	if (!scratch_begin((uint64_t)sizes[SIZES - 1] * VALUE * 2)) {
+		printf("SKIP: no room in '%s'\n", scratch);
+		return 0;
+	}
+	each = item_bytes();
 	trace_read(&t, text, n, false);
 	trace_scanned(&scanned, &t);
 	printf("%zu prompts, %" PRIu64 " tokens, %zu whole blocks of %d; 1 %% of the tokens is %.3f %% of these\n",
@@ -262,9 +409,11 @@ int main(void)
 	right = lru_is_right(text, n);
 	for (size_t i = 0; i < ARRAY_LEN(rows); i++)
 		print_row(&t, &rows[i]);
+	print_store(&t, "the store in a directory", each);
 	print_head("with a crawler's blocks, 1 to 1");
 	for (size_t i = 0; i < ARRAY_LEN(rows); i++)
 		print_row(&scanned, &rows[i]);
+	print_store(&scanned, "the store in a directory", each);
 	trace_free(&t);
 	trace_free(&scanned);
 	free(text);
