@@ -212,7 +212,6 @@ static int run_stat(const char *where, struct ds_err *err)
 	return rc;
 }
 
-#ifdef DIR_TOOLS
 /* ---- ls ---- */
 
 static void put_time(struct buf *b, uint64_t ns)
@@ -245,16 +244,35 @@ static void ls_json(struct buf *b, const struct store_item *item, const char *se
 	buf_str(b, "\n");
 }
 
-static void ls_text(struct buf *b, const struct store_item *item, const char *segment, uint64_t offset)
+/* Of a value of the Redis front its name, of a block of KV its first token's place and the model. */
+static void what(const struct store_item *item, char *text, size_t cap)
 {
-	char hex[STORE_KEY_HEX], name[200] = "";
+	uint64_t first, tokens, decoded = UINT64_MAX;
+	const uint8_t *bytes;
+	char model[80];
 	const char *s;
 	size_t n;
 
-	store_key_hex(&item->key, hex);
+	*text = 0;
 	if (meta_str(item->meta, "name", &s, &n) == META_OK)
-		snprintf(name, sizeof name, "%.*s", n < 100 ? (int)n : 100, s);
-	err_one_line(name);
+		snprintf(text, cap, "%.*s", n < 100 ? (int)n : 100, s);
+	else if (meta_bin(item->meta, "name", &bytes, &n) == META_OK)
+		snprintf(text, cap, "%.*s", n < 100 ? (int)n : 100, (const char *)bytes);
+	else if (meta_uint(item->meta, "first", &first) == META_OK &&
+		meta_uint(item->meta, "block", &tokens) == META_OK &&
+		meta_uint(item->meta, "decoded", &decoded) != META_TYPE &&
+		meta_cstr(item->meta, "model", model, sizeof model) == META_OK)
+		snprintf(text, cap, "tokens %" PRIu64 "+%" PRIu64 "%s of %.16s", first, tokens,
+			decoded < tokens ? " (generated)" : "", model);
+	err_one_line(text);
+}
+
+static void ls_text(struct buf *b, const struct store_item *item, const char *segment, uint64_t offset)
+{
+	char hex[STORE_KEY_HEX], name[200];
+
+	store_key_hex(&item->key, hex);
+	what(item, name, sizeof name);
 	buf_printf(b, "%s %11" PRIu64 " %11u ", hex, item->size, item->stored);
 	put_time(b, item->at_ns);
 	buf_printf(b, " ");
@@ -279,7 +297,7 @@ static int run_ls(const char *path, struct ds_err *err)
 	int rc;
 
 	if (!json)
-		buf_printf(&b, "%-32s %11s %11s %-20s %-20s segment, offset, name\n", "key", "size", "stored", "at",
+		buf_printf(&b, "%-32s %11s %11s %-20s %-20s segment, offset, what\n", "key", "size", "stored", "at",
 			"expires");
 	rc = dir_list(path, ls_item, &b, err);
 	if (!rc || rc == DS_NO)
@@ -379,9 +397,8 @@ static int run_export(const char *path, struct ds_err *err)
 	frame_writer_free(w);
 	if (!rc)
 		rc = outfile_commit(&o, err);
-	if (rc)
-		outfile_discard(&o);
-	else
+	outfile_discard(&o);
+	if (!rc)
 		log_msg(LOG_INFO, "%" PRIu64 " item%s exported", items, plural(items));
 	return rc;
 }
@@ -404,7 +421,6 @@ static int run_import(const char *path, const char *file, struct ds_err *err)
 	return rc;
 }
 
-#endif
 /* ---- sub-commands ---- */
 
 static int command(const char *name, int argc, char **argv, struct ds_err *err)
@@ -426,15 +442,11 @@ static int command(const char *name, int argc, char **argv, struct ds_err *err)
 	signal(SIGXFSZ, SIG_IGN); /* EFBIG says it, and what was begun is removed */
 	switch (name[0]) {
 	case 's': return run_stat(argv[0], err);
-#ifdef DIR_TOOLS
 	case 'l': return run_ls(argv[0], err);
 	case 'v': return run_verify(argv[0], err);
 	case 'g': return run_gc(argv[0], err);
 	case 'e': return run_export(argv[0], err);
 	default: return run_import(argv[0], argc > 1 ? argv[1] : NULL, err);
-#else
-	default: return err_set(err, DS_USAGE, "'%s' is not there yet", name);
-#endif
 	}
 }
 

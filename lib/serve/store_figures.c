@@ -134,8 +134,7 @@ int figures_write(struct store_service *sv, struct ds_err *err)
 		}
 		if (!rc)
 			rc = outfile_commit(&o, err);
-		if (rc)
-			outfile_discard(&o);
+		outfile_discard(&o);
 	}
 	buf_free(&b);
 	return rc;

@@ -300,9 +300,9 @@ assert s["program"] == "ds-kvstore" and s["requests"]["put"] == 3 and s["stat"][
 	grep -qx 'ds_kvstore_items 3' page
 	grep -qx 'ds_kvstore_requests_total{op="put"} 3' page
 	! sed 1d page | grep -Ev '^#|^ds_kvstore_[a-z_]+(\{op="[a-z]+"\})? [0-9.e+-]+$' || false
-	[ "$(check http "tcp:127.0.0.1:$port" /readyz | head -n 1)" = 200 ]
-	[ "$(check http "tcp:127.0.0.1:$port" /healthz | head -n 1)" = 200 ]
-	[ "$(check http "tcp:127.0.0.1:$port" /nothing | head -n 1)" = 404 ]
+	[ "$(check http "tcp:127.0.0.1:$port" /readyz)" = $'200\nok' ]
+	[ "$(check http "tcp:127.0.0.1:$port" /healthz)" = $'200\nok' ]
+	[ "$(check http "tcp:127.0.0.1:$port" /nothing)" = $'404\nNot Found' ]
 	stop
 	serve --metrics figures
 	check fill unix:kv.sock 3 3 1000
