@@ -431,10 +431,14 @@ static uint64_t info_number(const char *info, const char *name)
 	size_t n = strlen(name);
 	int64_t v;
 
-	for (const char *line = info; line; line = strchr(line, '\n'), line += line != NULL)
+	for (const char *line = info; line;) {
 		if (strncmp(line, name, n) == 0 && line[n] == ':' &&
 			resp_number(line + n + 1, strcspn(line + n + 1, "\r\n"), 0, INT64_MAX, &v))
 			return (uint64_t)v;
+		line = strchr(line, '\n');
+		if (line)
+			line++;
+	}
 	return 0;
 }
 

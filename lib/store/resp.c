@@ -34,19 +34,47 @@ void resp_close(struct resp *r)
 
 /* ---- bytes in and out ---- */
 
+#define SOON_NS ((int64_t)100000)
+
+/* False: the time is over. */
+static bool poll_ns(struct pollfd *p, int64_t ns)
+{
+	struct timespec t = { .tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000 };
+
+	return ppoll(p, 1, ns < 0 ? NULL : &t, NULL) != 0;
+}
+
 static int wait_for(struct resp *r, short events, struct ds_err *err)
 {
 	struct pollfd p = { .fd = r->fd, .events = events };
-	int64_t left = r->deadline - time_mono_ns();
-	int ms = !r->deadline ? -1 : left <= 0 ? 0 : left / 1000000 >= INT_MAX ? INT_MAX : (int)(left / 1000000) + 1;
-	int n = poll(&p, 1, ms);
+	int64_t left = !r->deadline ? -1 : r->deadline - time_mono_ns();
+	bool ready;
 
-	if (n < 0 && errno != EINTR)
-		return err_errno(err, DS_OS, "cannot wait for '%s'", r->name);
-	if (n == 0 && time_mono_ns() >= r->deadline)
+	if (r->deadline && left < 0)
+		left = 0;
+	if (r->stall && (left < 0 || left > SOON_NS)) {
+		ready = poll_ns(&p, SOON_NS);
+		if (!ready) {
+			r->stall(r->stall_ctx, true);
+			ready = poll_ns(&p, left < 0 ? left : left - SOON_NS);
+			r->stall(r->stall_ctx, false);
+		}
+	} else {
+		ready = poll_ns(&p, left);
+	}
+	if (!ready)
 		return err_set(err, DS_TEMP, "'%s': too late, %s", r->name,
 			events & POLLIN ? "nothing has come" : "nothing is taken");
 	return 0;
+}
+
+static size_t iov_bytes(const struct iovec *iov, size_t n)
+{
+	size_t bytes = 0;
+
+	while (n--)
+		bytes += iov++->iov_len;
+	return bytes;
 }
 
 /* Receives into iov.  Nothing is waited for before what was gathered is on its way. */
@@ -61,6 +89,7 @@ static int receive(struct resp *r, struct iovec *iov, size_t n, size_t *got, str
 
 		if (k > 0) {
 			*got = (size_t)k;
+			r->drained = *got < iov_bytes(iov, n);
 			return 0;
 		}
 		if (k == 0) {
@@ -255,6 +284,27 @@ int resp_wait(struct resp *r, struct ds_err *err)
 	int rc = r->at < r->end ? 0 : receive_in(r, err);
 
 	return r->closed ? 0 : rc;
+}
+
+int resp_poll(struct resp *r, bool *some, struct ds_err *err)
+{
+	ssize_t n;
+	int rc = resp_flush(r, err);
+
+	*some = r->at < r->end;
+	if (rc || *some)
+		return rc;
+	r->at = r->end = 0;
+	do
+		n = recv(r->fd, r->in, IN_BYTES, MSG_DONTWAIT);
+	while (n < 0 && errno == EINTR);
+	if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK)
+		return err_errno(err, DS_UNAVAILABLE, "cannot read from '%s'", r->name);
+	*some = n >= 0;
+	r->closed = n == 0;
+	r->end = n > 0 ? (size_t)n : 0;
+	r->drained = r->end < IN_BYTES;
+	return 0;
 }
 
 bool resp_number(const char *s, size_t n, int64_t min, int64_t max, int64_t *v)

@@ -32,6 +32,9 @@ struct resp {
 	size_t at, end;
 	struct buf out;   /* gathered */
 	bool closed;      /* the peer has ended its side */
+	bool drained;     /* the last read took all that had come */
+	void (*stall)(void *ctx, bool begin); /* may be NULL: called around waits that are not over soon */
+	void *stall_ctx;
 	bool failed;      /* half of something was sent; the error stays */
 	struct ds_err error;
 };
@@ -50,6 +53,8 @@ int resp_skip(struct resp *r, uint64_t n, struct ds_err *err);
 int resp_crlf(struct resp *r, struct ds_err *err); /* that is due here */
 /* Waits until there is something to read, or the peer has ended (r->closed). */
 int resp_wait(struct resp *r, struct ds_err *err);
+/* Does not wait: *some: there is something, or the peer has ended. */
+int resp_poll(struct resp *r, bool *some, struct ds_err *err);
 /* A whole number within [min, max] and nothing else. */
 bool resp_number(const char *s, size_t n, int64_t min, int64_t max, int64_t *v);
 

@@ -21,6 +21,7 @@ struct resp_options {
 	uint64_t memory;    /* of values on their way, all connections together; 0: 1 GiB */
 	int64_t stall_ns;   /* who neither sends the rest of a command nor takes a reply for so long is left; 0: 30 s */
 	int64_t store_ns;   /* deadline of each call of the store; 0: none */
+	unsigned workers;   /* threads of a store of files that do not wait at once; 0: as the processors suggest */
 };
 
 /* What all connections have in common.  The store outlives it. */
@@ -28,7 +29,7 @@ struct resp_front;
 int resp_front_new(struct resp_front **f, struct store *s, const struct resp_options *o, struct ds_err *err);
 void resp_front_free(struct resp_front *f);
 /*
- * Serves one connected socket (unix or TCP) to its end, on the calling thread; does not close fd.  peer: for messages.
+ * Serves one connected socket (unix or TCP) to its end, for which the calling thread waits; does not close fd.  peer: for messages.
  * To end it from another thread: shutdown(fd, SHUT_RD); what was received before is answered still.  0: the client has
  * gone or been asked to; DS_PROTO: it spoke something else (it was told); DS_TEMP: it stalled; else as store.h says.
  */

@@ -5,33 +5,17 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "store/pool.h"
 #include "store/resp.h"
 #include "store/resp_front.h"
 
-/* ---- memory for values (resp_pool.c) ---- */
-
-enum { RESP_POOL_KEPT = 64 };
-
-/* Buffers that any connection may take, the last used first, since it is in the processor's caches. */
-struct resp_pool {
-	pthread_mutex_t lock;
-	pthread_cond_t given;
-	uint64_t limit, taken, kept; /* bytes */
-	size_t n;
-	struct resp_buffer { uint8_t *p; size_t cap; } free[RESP_POOL_KEPT];
-};
-int resp_pool_open(struct resp_pool *p, uint64_t limit, struct ds_err *err);
-void resp_pool_close(struct resp_pool *p);
-/* Waits a while where too much is taken; false: none. */
-bool resp_pool_take(struct resp_pool *p, size_t n, struct resp_buffer *b);
-void resp_pool_give(struct resp_pool *p, struct resp_buffer *b); /* empties *b; of an empty one nothing is done */
-
-/* ---- connections (resp_front.c) ---- */
+/* ---- connections (resp_front.c, resp_args.c, resp_work.c) ---- */
 
 struct resp_front {
 	struct store *store;
 	struct resp_options o;
-	struct resp_pool pool;
+	struct store_pool pool;
+	struct resp_workers *workers; /* NULL: each connection is served by the thread that brought it */
 	int64_t began_ns;
 	_Atomic uint64_t connections, clients, commands, errors, collisions;
 };
@@ -39,6 +23,9 @@ struct resp_front {
 enum { RESP_SMALL = 16 << 10 }; /* values up to this are read into the arguments' memory */
 
 struct resp_text { const uint8_t *p; size_t n; };
+
+/* RESP_AGAIN: more has come while a worker serves it. */
+enum resp_state { RESP_IDLE, RESP_SERVED, RESP_AGAIN };
 
 struct resp_conn {
 	struct resp r;
@@ -50,6 +37,7 @@ struct resp_conn {
 	char name[65];             /* as CLIENT SETNAME said */
 	int proto;                 /* 2 or 3 */
 	bool quit;
+	bool within;               /* a command was not done to its end */
 	/* the present command */
 	const struct resp_command *command;
 	size_t argc, args;         /* with its name; read so far */
@@ -58,9 +46,32 @@ struct resp_conn {
 	struct buf text;           /* arguments but large values */
 	bool in_line;              /* all of them are in text */
 	const char *refused;       /* why nothing is done, though the rest is read */
-	struct resp_buffer value;
+	struct store_buffer value;
 	uint8_t small[RESP_SMALL]; /* for a value out of the store */
+	/* with workers */
+	bool by_workers;
+	_Atomic int state;
+	_Atomic bool ending;       /* the client sends no more than what is here */
+	bool over;                 /* rc, err say how */
+	int rc;
+	struct ds_err err;
+	pthread_cond_t told;
+	struct resp_conn *next;    /* not in use */
 };
+
+/* Does the commands that are here.  *more: others may come. */
+int resp_serve_some(struct resp_conn *c, bool *more, struct ds_err *err);
+/* Reads one command and has it done; an error ends the connection. */
+int resp_command(struct resp_conn *c, struct ds_err *err);
+
+int resp_workers_open(struct resp_front *f, struct ds_err *err);
+void resp_workers_close(struct resp_front *f);
+/* Has the connection served to its end. */
+int resp_by_workers(struct resp_conn *c, struct ds_err *err);
+/* A connection whose turn is over, though more has come, is to have another. */
+void resp_worker_again(struct resp_conn *c);
+struct resp_conn *resp_conn_take(struct resp_front *f, struct ds_err *err);
+void resp_conn_give(struct resp_conn *c);
 
 struct resp_command {
 	const char *name;
@@ -79,6 +90,8 @@ bool resp_is(const struct resp_conn *c, size_t i, const char *word);
 /* Reads the next argument of a streaming command as the one numbered c->args. */
 int resp_next(struct resp_conn *c, bool value, struct ds_err *err);
 void resp_forget(struct resp_conn *c); /* the arguments that were read, for a streaming command */
+/* Memory for a value; waits a while where others have it all.  False: none. */
+bool resp_take(struct resp_conn *c, size_t n, struct store_buffer *b);
 /* The peer has time for n bytes from now on. */
 void resp_allow(struct resp_conn *c, uint64_t n);
 
@@ -109,7 +122,7 @@ struct resp_seek {
 	bool found, read, busy;  /* busy: no memory for it now */
 	uint64_t size, expires_ns;
 	const uint8_t *data;     /* [size], if read */
-	struct resp_buffer b;
+	struct store_buffer b;
 	struct resp_conn *c;
 	struct resp_text name;
 	bool payload;

@@ -61,7 +61,7 @@ static void *place(void *ctx, size_t i, const struct store_item *item)
 		return NULL;
 	if (s->size <= RESP_SMALL)
 		return s->data = s->c->small, s->c->small;
-	s->busy = !resp_pool_take(&s->c->front->pool, s->size, &s->b);
+	s->busy = !resp_take(s->c, s->size, &s->b);
 	return s->data = s->b.p, s->b.p;
 }
 
@@ -84,7 +84,7 @@ int resp_seek(struct resp_conn *c, struct resp_text name, bool payload, struct r
 	*s = (struct resp_seek){ .c = c, .name = name, .payload = payload };
 	rc = store_get(c->ss, &key, 1, &sink, &got, err);
 	if (rc || (payload && !s->read)) {
-		resp_pool_give(&c->front->pool, &s->b);
+		store_pool_give(&c->front->pool, &s->b);
 		s->found = false;
 	}
 	return rc;
@@ -120,7 +120,7 @@ static int get_one(struct resp_conn *c, size_t i, struct ds_err *err)
 		resp_nil(c);
 	else
 		rc = resp_send_value(c, &s, err);
-	resp_pool_give(&c->front->pool, &s.b);
+	store_pool_give(&c->front->pool, &s.b);
 	return rc;
 }
 

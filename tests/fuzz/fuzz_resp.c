@@ -59,7 +59,7 @@ static void replies(const uint8_t *data, size_t size)
 static void commands(const uint8_t *data, size_t size)
 {
 	struct resp_options o = { .max_value = 100000, .memory = 1 << 20, .stall_ns = 5000000 };
-	struct mem_store *m = mem_store_new();
+	struct mem_store *m = mem_store_new(false);
 	struct resp_front *front;
 	struct ds_err err;
 	int fd[2], rc;

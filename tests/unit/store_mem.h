@@ -27,7 +27,6 @@ struct mem_store {
 	bool one_key;        /* all keys are the same */
 	bool spoilt;         /* no payload is right */
 	bool admits_nothing;
-	int64_t deadline;    /* of the last call */
 };
 
 static struct mem_item **mem_find(struct mem_store *m, const struct store_key *key)
@@ -52,7 +51,6 @@ static int mem_fails(struct store_session *ss, struct ds_err *err)
 {
 	struct mem_store *m = (struct mem_store *)ss->store;
 
-	m->deadline = ss->deadline;
 	return m->fail ? err_set(err, m->fail, "the store does\nas it was told") : 0;
 }
 
@@ -97,21 +95,26 @@ static int mem_get(struct store_session *ss, const struct store_key *keys, size_
 	return rc;
 }
 
+/* With the lock. */
+static bool mem_remove(struct mem_store *m, const struct store_key *key)
+{
+	struct mem_item **p = mem_find(m, key), *it = *p;
+
+	if (!it)
+		return false;
+	*p = it->next;
+	meta_doc_free(it->doc);
+	free(it->data);
+	free(it);
+	return true;
+}
+
 static int mem_del(struct store_session *ss, const struct store_key *key, bool *was, struct ds_err *err)
 {
 	struct mem_store *m = (struct mem_store *)ss->store;
-	struct mem_item **p, *it;
 
 	pthread_mutex_lock(&m->lock);
-	p = mem_find(m, key);
-	it = *p;
-	*was = it != NULL;
-	if (it) {
-		*p = it->next;
-		meta_doc_free(it->doc);
-		free(it->data);
-		free(it);
-	}
+	*was = mem_remove(m, key);
 	pthread_mutex_unlock(&m->lock);
 	return mem_fails(ss, err);
 }
@@ -136,24 +139,10 @@ static struct meta_doc *mem_meta(const struct meta_builder *b, const struct stor
 	return doc;
 }
 
-static int mem_put(struct store_session *ss, const struct store_put *p, enum store_put_result *how, struct ds_err *err)
+static struct mem_item *mem_made(const struct store_put *p)
 {
-	struct mem_store *m = (struct mem_store *)ss->store;
-	struct mem_item *it;
-	bool was;
+	struct mem_item *it = mem_calloc(1, sizeof *it);
 
-	if (mem_fails(ss, err))
-		return err->code;
-	if (*mem_find(m, &p->key)) {
-		*how = STORE_ALREADY;
-		if (!p->replace)
-			return 0;
-	}
-	*how = m->admits_nothing ? STORE_NOT_ADMITTED : STORE_STORED;
-	if (m->admits_nothing)
-		return 0;
-	mem_del(ss, &p->key, &was, err);
-	it = mem_calloc(1, sizeof *it);
 	it->item.key = p->key;
 	for (int i = 0; i < p->iovs; i++)
 		it->item.size += p->iov[i].iov_len;
@@ -164,9 +153,24 @@ static int mem_put(struct store_session *ss, const struct store_put *p, enum sto
 	it->item.expires_ns = p->ttl_ns ? it->item.at_ns + p->ttl_ns : 0;
 	it->doc = mem_meta(p->meta, &it->item);
 	it->item.meta = meta_root(it->doc);
+	return it;
+}
+
+static int mem_put(struct store_session *ss, const struct store_put *p, enum store_put_result *how, struct ds_err *err)
+{
+	struct mem_store *m = (struct mem_store *)ss->store;
+	struct mem_item *it;
+
+	if (mem_fails(ss, err))
+		return err->code;
 	pthread_mutex_lock(&m->lock);
-	it->next = m->first;
-	m->first = it;
+	*how = *mem_find(m, &p->key) && !p->replace ? STORE_ALREADY : m->admits_nothing ? STORE_NOT_ADMITTED : STORE_STORED;
+	if (*how == STORE_STORED) {
+		mem_remove(m, &p->key);
+		it = mem_made(p);
+		it->next = m->first;
+		m->first = it;
+	}
 	pthread_mutex_unlock(&m->lock);
 	return 0;
 }
@@ -207,16 +211,31 @@ static void mem_end(struct store_session *ss)
 	free(ss);
 }
 
+/* Never called: that it is there says that the store is one of files. */
+static int mem_no_find(struct store_session *ss, const struct store_key *key, struct store_ref *ref, struct ds_err *err)
+{
+	(void)ss;
+	(void)key;
+	(void)ref;
+	return err_set(err, DS_NO, "nowhere");
+}
+
 static const struct store_ops mem_ops = {
 	.scheme = "mem:", .close = mem_close, .begin = mem_begin, .end = mem_end, .has = mem_has, .get = mem_get,
 	.put = mem_put, .del = mem_del, .stat = mem_stat,
 };
 
-TAP_USED static struct mem_store *mem_store_new(void)
+static const struct store_ops mem_file_ops = {
+	.scheme = "mem:", .close = mem_close, .begin = mem_begin, .end = mem_end, .has = mem_has, .get = mem_get,
+	.put = mem_put, .del = mem_del, .stat = mem_stat, .find = mem_no_find,
+};
+
+/* files: it passes for a store of files. */
+TAP_USED static struct mem_store *mem_store_new(bool files)
 {
 	struct mem_store *m = mem_calloc(1, sizeof *m);
 
-	m->base.ops = &mem_ops;
+	m->base.ops = files ? &mem_file_ops : &mem_ops;
 	pthread_mutex_init(&m->lock, NULL);
 	return m;
 }

@@ -513,21 +513,130 @@ static void test_pipeline(void)
 	tap_ok(!rc && len == w && !memcmp(got, want, w), "%d commands in one piece", 2 * N);
 }
 
-int main(void)
+/* ---- many clients ---- */
+
+enum { CLIENTS = 40, TURNS = 60 };
+
+/* Sends a command, reads its reply, again and again; some send theirs in halves. */
+static void *client(void *arg)
+{
+	struct feed *f = arg;
+	char value[3000], want[3100], got[3100];
+	bool good = true;
+
+	for (int i = 0; good && i < TURNS; i++) {
+		size_t n = (size_t)snprintf(value, sizeof value, "SET c%d %0*d\r\nGET c%d\r\n", f->fd, 1 + i * 40, i, f->fd);
+		size_t w = (size_t)snprintf(want, sizeof want, "+OK\r\n$%d\r\n%0*d\r\n", 1 + i * 40, 1 + i * 40, i), at = 0;
+		ssize_t k = 1;
+
+		if (f->piece && send(f->fd, value, n / 2, 0) > 0 && i % 8 == 0)
+			usleep(1000);
+		if (f->piece)
+			send(f->fd, value + n / 2, n - n / 2, 0);
+		else
+			send(f->fd, value, n, 0);
+		while (at < w && (k = recv(f->fd, got + at, w - at, 0)) > 0)
+			at += (size_t)k;
+		good = k > 0 && !memcmp(got, want, w);
+	}
+	shutdown(f->fd, SHUT_WR);
+	f->n = good;
+	return NULL;
+}
+
+/* More clients than workers, while some stand still within a command. */
+static void test_clients(void)
+{
+	static struct server servers[CLIENTS + 4];
+	static struct feed feeds[CLIENTS + 4];
+	static pthread_t t[CLIENTS + 4], u[CLIENTS + 4];
+	unsigned good = 0, ended = 0;
+	struct resp_counts k;
+
+	for (size_t i = 0; i < CLIENTS + 4; i++) {
+		int fd[2];
+
+		if (socketpair(AF_UNIX, SOCK_STREAM, 0, fd))
+			tap_bail("no socket");
+		servers[i] = (struct server){ fd[0], -1 };
+		feeds[i] = (struct feed){ .fd = fd[1], .piece = i % 3 == 0 };
+		pthread_create(&u[i], NULL, serve, &servers[i]);
+		if (i >= CLIENTS) /* half a command, and nothing more */
+			send(fd[1], "*2\r\n$3\r\nGET\r\n$5\r\nab", 21, 0);
+	}
+	usleep(20000);
+	for (size_t i = 0; i < CLIENTS; i++)
+		pthread_create(&t[i], NULL, client, &feeds[i]);
+	for (size_t i = 0; i < CLIENTS; i++) {
+		pthread_join(t[i], NULL);
+		good += feeds[i].n == 1;
+	}
+	tap_ok(good == CLIENTS, "%u of %d clients are served, though four stand still", good, CLIENTS);
+	resp_front_counts(front, &k);
+	tap_ok(k.clients >= 4, "those are still there");
+	for (size_t i = 0; i < CLIENTS + 4; i++) {
+		shutdown(servers[i].fd, SHUT_RD);
+		pthread_join(u[i], NULL);
+		ended += servers[i].rc == (i < CLIENTS ? 0 : DS_UNAVAILABLE);
+		close(servers[i].fd);
+		close(feeds[i].fd);
+	}
+	tap_ok(ended == CLIENTS + 4, "all end when they are told to (%u)", ended);
+}
+
+/* A client that takes no replies, or sends no more of a command, is left after a while. */
+static void test_stalls(void)
+{
+	struct resp_options o = { .stall_ns = 50000000, .workers = 1 };
+	struct resp_front *was = front;
+	static char many[200 * 20];
+	struct ds_err err;
+	struct server s[2];
+	pthread_t t[2];
+	int fd[2][2];
+
+	says("a large value", "SET big 0\r\n", "+OK\r\n");
+	if (resp_front_new(&front, &mem->base, &o, &err))
+		tap_bail("%s", err.text);
+	{
+		size_t n, at;
+		char got[100];
+		int rc;
+		char *p = command(3, 60000, &n, &at);
+
+		talk(p, at + 60000 + 2, 1 << 20, got, sizeof got, &rc);
+		free(p);
+	}
+	for (size_t i = 0; i < 2; i++) {
+		if (socketpair(AF_UNIX, SOCK_STREAM, 0, fd[i]))
+			tap_bail("no socket");
+		s[i] = (struct server){ fd[i][0], -1 };
+		pthread_create(&t[i], NULL, serve, &s[i]);
+	}
+	for (size_t i = 0; i < 20; i++)
+		memcpy(many + i * 9, "GET kkk\r\n", 9);
+	send(fd[0][1], many, 20 * 9, 0);
+	send(fd[1][1], "*2\r\n$3\r\nGET\r\n$1", 18, 0);
+	usleep(10000);
+	says("others are served meanwhile", "PING\r\n", "+PONG\r\n");
+	for (size_t i = 0; i < 2; i++) {
+		pthread_join(t[i], NULL);
+		tap_is_int(s[i].rc, DS_TEMP, i ? "who sends half a command" : "who takes no replies");
+		close(fd[i][0]);
+		close(fd[i][1]);
+	}
+	resp_front_free(front);
+	front = was;
+}
+
+static void test_front(bool files)
 {
 	struct ds_err err;
 
-	signal(SIGPIPE, SIG_DFL); /* nothing may raise it */
-	mem = mem_store_new();
+	tap_diag(files ? "by workers" : "by the thread that brought it");
+	mem = mem_store_new(files);
 	if (resp_front_new(&front, &mem->base, NULL, &err))
 		tap_bail("%s", err.text);
-	test_numbers();
-	test_slots();
-	test_pieces();
-	test_replies();
-	test_limits();
-	test_deadline();
-	test_send();
 	test_values();
 	test_times();
 	test_manners();
@@ -536,7 +645,23 @@ int main(void)
 	test_limits_of_front();
 	test_store_faults();
 	test_pipeline();
+	test_clients();
+	test_stalls();
 	resp_front_free(front);
 	store_close(&mem->base);
+}
+
+int main(void)
+{
+	signal(SIGPIPE, SIG_DFL); /* nothing may raise it */
+	test_numbers();
+	test_slots();
+	test_pieces();
+	test_replies();
+	test_limits();
+	test_deadline();
+	test_send();
+	test_front(false);
+	test_front(true);
 	return tap_done();
 }
