@@ -157,12 +157,18 @@ void store_begin_made(struct decode *d, struct job *j)
 	free(keys);
 }
 
+/* The MTP layer's entries come later than the rows, the more so without drafts.  What is stored is not to depend on
+ * that: a block near the end of an answer is not, even if its entries should be there. */
+enum { MTP_LAG = MTP_PENDING + 2 * MTP_MOST };
+
 /* Its next block is complete: rows, with MTP entries, and the tokens that those depend on. */
 static bool complete(const struct decode *d, const struct job *j, size_t tokens)
 {
 	size_t end = (j->made.block + 1) * tokens;
 
-	return j->made.on && j->made.n >= tokens + d->w->mtp && j->kv.length >= end && (!d->w->mtp || j->kv.mtp >= end);
+	if (!j->made.on || j->made.n < tokens + d->w->mtp || j->kv.length < end)
+		return false;
+	return !d->w->mtp || (j->kv.length >= end + MTP_LAG && j->kv.mtp >= end);
 }
 
 static uint64_t first_made(const struct group *g, size_t block, size_t tokens)

@@ -82,10 +82,8 @@ static enum prompt_store compare(struct work *w, struct prompt *p, bool turn)
 		have = prefix_find(w->prefix, p->ids, p->count, p->decoded) / KV_BLOCK;
 		memset(p->decoded, KV_BLOCK, p->count / KV_BLOCK + 1);
 	}
-	if (found <= have) {
-		p->looked_for = true;
+	if (found <= have) /* now: it may lose some before it is this prompt's turn */
 		return PROMPT_READY;
-	}
 	/* Another brings it: then it is in memory. */
 	return w->prefix && kv_ask_elsewhere(p->ask, have) ? wait_for(w, p, turn) : PROMPT_FETCH;
 }

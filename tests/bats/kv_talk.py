@@ -7,13 +7,17 @@
     kv_talk.py handed STREAM          a line for each KV and prefilled frame of ds-prefill, sorted: all but times, keys and usage
     kv_talk.py hits STREAM            "name prompt hit" for each request, by name
     kv_talk.py keys STREAM            "stream first key parent decoded" of KV frames that say them
+    kv_talk.py send SOCKET            stdin to the service there, its answers to stdout
+    kv_talk.py blocks FILE...         "key parent first decoded hash" of a store's items, sorted; each key once
     kv_talk.py flip N SEED FILE...    turns N bits at random places of the files
 """
 import hashlib
 import json
 import os
 import random
+import socket
 import sys
+import threading
 
 import dsf
 
@@ -87,6 +91,26 @@ def keys(path):
             print(f"{stream:016x}", meta["first"], meta.get("block_key", "-"), meta["parent_key"], meta.get("decoded", "-"))
 
 
+def blocks(*paths):
+    rows = {}
+    for _, _, _, _, meta, payload in (frame for path in paths for frame in dsf.read_frames(path)):
+        if meta.get("op") == "put":
+            assert meta["key"] not in rows, meta["key"]
+            rows[meta["key"]] = f"{meta['parent']} {meta['first']} {meta['decoded']} {hashlib.md5(payload).hexdigest()}"
+    for key, rest in sorted(rows.items()):
+        print(key, rest)
+
+
+def send(path):
+    s = socket.socket(socket.AF_UNIX)
+    s.connect(path)
+    writer = threading.Thread(target=lambda: s.sendall(sys.stdin.buffer.read()))
+    writer.start()
+    while data := s.recv(1 << 16):
+        sys.stdout.buffer.write(data)
+    writer.join()
+
+
 def flip(n, seed, *paths):
     rng = random.Random(int(seed))
     sizes = [os.path.getsize(p) for p in paths]
@@ -101,7 +125,7 @@ def flip(n, seed, *paths):
 
 
 def main():
-    does = {"begin": begin, "next": following, "handed": handed, "hits": hits, "keys": keys, "flip": flip}
+    does = {"begin": begin, "next": following, "handed": handed, "hits": hits, "keys": keys, "send": send, "blocks": blocks, "flip": flip}
     if len(sys.argv) < 3 or sys.argv[1] not in does:
         sys.exit(__doc__)
     does[sys.argv[1]](*sys.argv[2:])

@@ -282,6 +282,49 @@ static void test_large(void)
 		1e3 * alone, BEHIND, 1e3 * behind);
 }
 
+/* Blocks of the same tokens of which decode made some rows are other blocks; what was computed behind them is theirs. */
+static void test_lineages(void)
+{
+	uint8_t pure[4] = { 64, 64, 64, 64 }, mixed[4] = { 64, 17, 64, 64 }, how[4] = { 0 };
+	struct kv_seq a = { 0 }, b = { 0 }, s = { 0 };
+	struct rig r;
+	uint32_t ids[300];
+	void *own;
+
+	open_rig(&r, 16, false);
+	prompt(ids, 300, 300, 1, 2);
+	kv_seq_reserve(&a, r.pool, 193);
+	kv_seq_reserve(&b, r.pool, 193);
+	a.length = b.length = 193;
+	prefix_keep(r.cache, &b, ids, 193, mixed);
+	tap_ok(prefix_take(r.cache, &s, ids, 193, NULL) == 64, "who asks for prefill's rows only gets them only");
+	kv_seq_clear(&s, r.pool);
+	tap_ok(prefix_find(r.cache, ids, 193, how) == 192 && how[0] == 64 && how[1] == 17 && how[2] == 64,
+		"who asks how they were made is told");
+	own = a.pages[1];
+	prefix_keep(r.cache, &a, ids, 193, pure);
+	tap_ok(a.pages[0] == b.pages[0] && a.pages[1] == own && a.pages[1] != b.pages[1] && a.pages[2] != b.pages[2],
+		"the block before is shared, that of the other lineage and what follows it is not");
+	tap_ok(prefix_take(r.cache, &s, ids, 193, how) == 192 && s.pages[1] == a.pages[1] && how[1] == 64,
+		"prefill's are taken first");
+	kv_seq_clear(&s, r.pool);
+	kv_seq_reserve(&s, r.pool, 193);
+	s.length = 128;
+	how[1] = 17;
+	tap_ok(prefix_take(r.cache, &s, ids, 193, how) == 192 && s.pages[1] == b.pages[1] && s.pages[2] == b.pages[2] &&
+		s.count == 4, "a sequence that has some goes on with those of its own lineage, in the room that it has");
+	kv_seq_clear(&s, r.pool);
+	kv_seq_reserve(&s, r.pool, 193);
+	s.length = 128;
+	how[1] = 18;
+	tap_ok(prefix_take(r.cache, &s, ids, 193, how) == 128 && s.pages[1] != b.pages[1] && s.pages[1] != a.pages[1],
+		"of another lineage there is nothing");
+	kv_seq_clear(&s, r.pool);
+	kv_seq_clear(&a, r.pool);
+	kv_seq_clear(&b, r.pool);
+	close_rig(&r);
+}
+
 int main(void)
 {
 	test_large();
@@ -289,6 +332,7 @@ int main(void)
 	test_next_token();
 	test_twins();
 	test_order();
+	test_lineages();
 	test_random(false);
 	test_random(true);
 	return tap_done();

@@ -1,0 +1,150 @@
+# A store of KV blocks that is wrong, slow, silent or damaged: ds-prefill and ds-decode answer as without it, in bounded time.
+load helper
+
+DSF=$DS_ROOT/tests/bats/dsf.py
+ANSWERS=$DS_ROOT/tests/bats/answers.py
+TALK=$DS_ROOT/tests/bats/kv_talk.py
+WRONG=$DS_ROOT/tests/bats/kv_wrong.py
+if [ -n "$DS_SANITIZE" ]; then MANY=8; else MANY=40; fi
+
+setup_file() {
+	cd "$BATS_FILE_TMPDIR" || return 1
+	(cd "$DS_ROOT" && "$PYTHON" "$ANSWERS" mix "$MANY") | "$PYTHON" "$DSF" requests >mix
+	limited ds-prefill -m "$DS_MODEL" --no-prefix-cache mix | "$PYTHON" "$TALK" handed /dev/stdin >mix.want
+	limited ds-decode -m "$DS_MODEL" --no-prefix-cache mix | "$PYTHON" "$ANSWERS" table --no-hits - >answers.want
+	limited ds-prefill -m "$DS_MODEL" --no-prefix-cache --kv dir:store mix >/dev/null
+}
+
+setup() {
+	cd "$BATS_TEST_TMPDIR" || return 1
+	ln -s "$BATS_FILE_TMPDIR"/{mix,mix.want,answers.want} .
+	cp -r "$BATS_FILE_TMPDIR/store" .
+}
+
+teardown() {
+	end_background
+}
+
+# wrong MODE [ARGUMENT...]: such a store at wrong.sock.
+wrong() {
+	rm -f wrong.sock
+	background "$PYTHON" "$WRONG" wrong.sock "$@"
+	wait_socket wrong.sock
+}
+
+# store: a ds-kvstore at kv.sock on the directory of all blocks.
+store() {
+	background ds-kvstore -l unix:kv.sock --dir store
+	wait_socket kv.sock
+}
+
+# same [OPTION...]: both programs answer as wanted; stderr in said.
+same() {
+	limited ds-prefill -m "$DS_MODEL" "$@" mix >kv 2>said || return 1
+	"$PYTHON" "$TALK" handed kv | cmp mix.want - || return 1
+	limited ds-decode -m "$DS_MODEL" "$@" mix >answers 2>>said || return 1
+	"$PYTHON" "$ANSWERS" table --no-hits answers | cmp answers.want -
+}
+
+@test "nobody there, silence, a connection that closes, noise: the same answers, one line, --kv-timeout at most" {
+	same --kv unix:nobody.sock
+	[ "$(grep -c "'unix:nobody.sock' is lost" said)" -eq 2 ] # of each program
+	for mode in silent closing noise; do
+		wrong "$mode"
+		begin=$(date +%s%N)
+		same --kv unix:wrong.sock --kv-timeout 300ms
+		[ -n "$DS_SANITIZE" ] || [ $((($(date +%s%N) - begin) / 1000000)) -lt 8000 ]
+		[ "$(grep -c "'unix:wrong.sock' is lost" said)" -eq 2 ]
+		[ "$(wc -l <said)" -eq 2 ]
+		kill "$BG"
+	done
+}
+
+@test "bits of what comes from the store turned on the way: the same answers" {
+	store
+	wrong mixed kv.sock
+	for again in 1 2 3; do
+		same --kv "unix:wrong.sock?bytes" --kv-timeout 2s --no-prefix-cache
+	done
+}
+
+@test "a slow store: a request pays --kv-timeout at most, takes what came in time, and the answers are the same" {
+	store
+	wrong slow kv.sock 300000
+	same --kv "unix:wrong.sock?bytes" --kv-timeout 500ms --no-prefix-cache
+	"$PYTHON" "$TALK" hits kv >hits
+	[ "$(awk '{ n += $3 } END { print n }' hits)" -gt 0 ]
+}
+
+@test "bits turned in the segment files, the files cut, or gone: the same answers, and the next run has all again" {
+	for seed in 1 2 3; do
+		rm -rf store
+		cp -r "$BATS_FILE_TMPDIR/store" .
+		"$PYTHON" "$TALK" flip 20 "$seed" store/*.seg
+		same --kv dir:store --no-prefix-cache
+	done
+	for f in store/*.seg; do
+		truncate -s $(($(wc -c <"$f") / 2)) "$f"
+	done
+	same --kv dir:store --no-prefix-cache
+	rm -f store/*.seg
+	same --kv dir:store --no-prefix-cache
+	same --kv dir:store --no-prefix-cache
+	"$PYTHON" "$TALK" hits kv | awk '$3 != int(($2 - 1) / 64) * 64 { bad = 1 } END { exit bad }'
+}
+
+@test "the store is killed in the middle of a run, again and again: the same answers" {
+	for after in 0.05 0.1 0.2 0.3; do
+		rm -f kv.sock
+		store
+		(sleep "$after" && kill -9 "$(pgrep -P "$BG" ds-kvstore)") 3>&- &
+		same --kv unix:kv.sock --kv-timeout 1s --no-prefix-cache --batch-tokens 64
+		wait $!
+	done
+}
+
+@test "clients that go away while their blocks come, and cancels: nothing is left behind, the next one is answered" {
+	store
+	wrong slow kv.sock 200000
+	background ds-prefill -m "$DS_MODEL" -l unix:pf.sock --kv "unix:wrong.sock?bytes" --kv-timeout 3s --no-prefix-cache --kv-memory 900K
+	wait_socket pf.sock
+	for _ in 1 2 3 4 5; do
+		timeout 0.3 "$PYTHON" "$TALK" send pf.sock <mix >/dev/null || true
+	done
+	limited "$PYTHON" "$TALK" send pf.sock <mix >kv
+	"$PYTHON" "$TALK" handed kv | cmp mix.want -
+	kill -USR1 "$(pgrep -P "$BG" ds-prefill)"
+	kill "$BG"
+	wait "$BG"
+	grep -q '"kv_blocks_used":0' "$BG_ERR"
+}
+
+@test "a unit of two ranks, each with its own connection to one store: the same KV as one process, found by both" {
+	unit() {
+		for rank in 0 1; do
+			background ds-prefill -m "$DS_MODEL" --unit unix:unit --rank "$rank" --world 2 --kv dir:unit.store -i mix -o "kv.$rank" -f --no-prefix-cache
+			RANKS="${RANKS:-} $BG"
+		done
+		for p in $RANKS; do
+			wait "$p"
+		done
+		RANKS=
+		for rank in 0 1; do
+			"$PYTHON" "$TALK" handed "kv.$rank" | cmp mix.want -
+		done
+	}
+	unit
+	unit
+	for rank in 0 1; do
+		"$PYTHON" "$TALK" hits "kv.$rank" | awk '$3 != int(($2 - 1) / 64) * 64 { bad = 1 } END { exit bad }'
+	done
+	# a rank whose store is silent does not hold up the other for longer than --kv-timeout
+	wrong silent
+	background ds-prefill -m "$DS_MODEL" --unit unix:unit --rank 0 --world 2 --kv unix:wrong.sock --kv-timeout 1s -i mix -o kv.0 -f
+	RANKS=$BG
+	limited ds-prefill -m "$DS_MODEL" --unit unix:unit --rank 1 --world 2 --kv dir:unit.store -i mix -o kv.1 -f
+	wait "$RANKS"
+	for rank in 0 1; do
+		"$PYTHON" "$TALK" handed "kv.$rank" | cmp mix.want -
+	done
+}

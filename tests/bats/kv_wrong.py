@@ -1,0 +1,76 @@
+#!/usr/bin/python3
+"""A store of KV blocks that is wrong, for tests: a unix socket that answers in a way that a test chooses.
+
+    kv_wrong.py SOCKET silent      takes connections and says nothing
+    kv_wrong.py SOCKET closing     takes connections and closes them
+    kv_wrong.py SOCKET noise       random bytes
+    kv_wrong.py SOCKET mixed STORE     passes to and fro what a ds-kvstore at STORE says, with random bits of its answers turned
+    kv_wrong.py SOCKET slow STORE RATE the same unchanged, its answers at RATE bytes a second
+"""
+import os
+import random
+import socket
+import sys
+import threading
+import time
+
+
+def pump(src, dst, change):
+    try:
+        while data := src.recv(1 << 16):
+            dst.sendall(change(data))
+    except OSError:
+        pass
+    for s in (src, dst):
+        try:
+            s.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+
+def turned(rng):
+    def change(data):
+        b = bytearray(data)
+        if rng.random() < 0.3:
+            b[rng.randrange(len(b))] ^= 1 << rng.randrange(8)
+        return bytes(b)
+    return change
+
+
+def slowly(rate):
+    def change(data):
+        time.sleep(len(data) / rate)
+        return data
+    return change
+
+
+def between(c, store, change):
+    s = socket.socket(socket.AF_UNIX)
+    s.connect(store)
+    threading.Thread(target=pump, args=(c, s, lambda data: data), daemon=True).start()
+    threading.Thread(target=pump, args=(s, c, change), daemon=True).start()
+
+
+def main():
+    path, mode, *rest = sys.argv[1:]
+    rng = random.Random(5)
+    s, kept = socket.socket(socket.AF_UNIX), []
+    s.bind(path)
+    s.listen(16)
+    while True:
+        c, _ = s.accept()
+        if mode == "closing":
+            c.close()
+        elif mode == "noise":
+            c.sendall(os.urandom(1 << 16))
+            kept.append(c)
+        elif mode == "mixed":
+            between(c, rest[0], turned(rng))
+        elif mode == "slow":
+            between(c, rest[0], slowly(float(rest[1])))
+        else:
+            kept.append(c)
+
+
+if __name__ == "__main__":
+    main()
