@@ -38,7 +38,7 @@ static const struct opt options[] = {
 	{ .name = "store", .arg = "ADDR", .help = "the store is there: redis://HOST:PORT, another ds-kvstore, ...",
 	  .type = OPT_STR, .dst = &address, .commands = SERVE },
 	{ .name = "password-file", .arg = "FILE", .help = "its first line is the Redis server's password",
-	  .type = OPT_STR, .dst = &store.password, .commands = SERVE },
+	  .type = OPT_STR, .dst = &store.password, .commands = "serve stat" },
 	{ .name = "capacity", .arg = "SIZE", .help = "most bytes of the directory's files (0: the disk's)", .def = "0",
 	  .type = OPT_SIZE, .dst = &store.capacity, .commands = WRITERS },
 	{ .name = "segment", .arg = "SIZE", .help = "bytes of one file (0: what suits the capacity)", .def = "0",

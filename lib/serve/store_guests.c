@@ -85,6 +85,7 @@ static void *serve_guest(void *arg)
 	if (g->next)
 		g->next->prev = g->prev;
 	sv->count--;
+	sv->pages -= g->kind == DOOR_HTTP;
 	close(g->fd);
 	g->next = sv->ended;
 	sv->ended = g;
@@ -159,18 +160,26 @@ static struct guest *new_guest(struct store_service *sv, struct door *d, int fd)
 	return g;
 }
 
+static bool full(struct store_service *sv, enum door_kind kind)
+{
+	bool yes;
+
+	pthread_mutex_lock(&sv->lock);
+	yes = kind == DOOR_HTTP ? sv->pages >= HTTP_GUESTS : sv->count - sv->pages >= (size_t)sv->o->max_clients;
+	pthread_mutex_unlock(&sv->lock);
+	return yes;
+}
+
 static void take_in(struct store_service *sv, struct door *d, int fd)
 {
-	size_t most = (size_t)sv->o->max_clients + (d->kind == DOOR_HTTP ? HTTP_GUESTS : 0);
 	struct guest *g;
 	int on = 1, rc;
 
 	d->accepted++;
-	if (d->addr.kind == ADDR_TCP)
-		setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-	if (guests_count(sv) >= most) {
-		log_msg(LOG_INFO, "'%s': a client is turned away: %zu are connected (--max-clients)", d->addr.text,
-			guests_count(sv));
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* of TCP sockets alone */
+	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on); /* a machine that vanished holds no place for ever */
+	if (full(sv, d->kind)) {
+		log_msg(LOG_INFO, "'%s': a client is turned away (--max-clients)", d->addr.text);
 		turn_away(sv, d->kind, fd, "too many clients are connected");
 		return;
 	}
@@ -188,6 +197,7 @@ static void take_in(struct store_service *sv, struct door *d, int fd)
 			sv->here->prev = g;
 		sv->here = g;
 		sv->count++;
+		sv->pages += g->kind == DOOR_HTTP;
 	}
 	pthread_mutex_unlock(&sv->lock);
 	if (rc) {

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -105,6 +106,17 @@ static void end(struct store_service *sv)
 }
 
 /* ---- a service ---- */
+
+/* Each client is a descriptor, and so is each file of the store. */
+static void more_descriptors(void)
+{
+	struct rlimit r;
+
+	if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
+		r.rlim_cur = r.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &r);
+	}
+}
 
 struct turn {
 	bool stop;         /* all guests are to go now */
@@ -292,6 +304,7 @@ int store_service_run(struct store *s, const struct store_service_options *o, st
 	if (!sv)
 		return err_nomem(err, sizeof *sv, "a service");
 	signal(SIGPIPE, SIG_IGN);
+	more_descriptors();
 	rc = begin(sv, s, o, err);
 	if (!rc)
 		rc = o->listens || o->resp ? run_service(sv, err) : run_filter(sv, err);

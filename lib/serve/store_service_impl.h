@@ -44,10 +44,10 @@ struct store_service {
 	struct door doors[STORE_SERVICE_DOORS + 2];
 	size_t door_count;
 	int64_t began;
-	bool draining;
+	_Atomic bool draining;
 	pthread_mutex_t lock;       /* of the guests */
 	struct guest *here, *ended;
-	size_t count;
+	size_t count, pages;        /* of them all; who asks by HTTP */
 	int wake;                   /* an eventfd: a guest has ended */
 	_Atomic uint64_t turned_away;
 	struct store_session *ss;   /* for figures */

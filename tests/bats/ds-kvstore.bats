@@ -248,6 +248,41 @@ assert s["program"] == "ds-kvstore" and s["requests"]["put"] == 3 and s["stat"][
 	stop
 }
 
+@test "a socket of a supervisor, readiness on a descriptor and to NOTIFY_SOCKET" {
+	"$PYTHON" - <<-'END'
+		import os, socket, subprocess, sys
+		sys.path.insert(0, os.environ["DS_ROOT"] + "/tests/bats")
+		from kvstore import Client, key
+		s = socket.socket(socket.AF_UNIX)
+		s.bind("given.sock")
+		s.listen()
+		note = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+		note.bind("note.sock")
+		note.settimeout(30)
+		r, w = os.pipe()
+
+		def child():
+		    os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", NOTIFY_SOCKET=os.path.abspath("note.sock"))
+		    os.dup2(s.fileno(), 3)
+		    os.execvp("ds-kvstore", ["ds-kvstore", "-l", "unix:given.sock", "-d", "store", "--ready-fd", str(w)])
+
+		pid = os.fork()
+		if not pid:
+		    os.set_inheritable(w, True)
+		    child()
+		os.close(w)
+		assert os.read(r, 10) == b"\n"
+		assert note.recv(100) == b"READY=1"
+		c = Client("unix:given.sock")
+		assert c.has([key(0)]) == 0
+		c.end()
+		os.kill(pid, 15)
+		assert note.recv(100) == b"STOPPING=1"
+		assert os.waitpid(pid, 0)[1] == 0
+	END
+	[ -S given.sock ] # it is the supervisor's
+}
+
 @test "a TCP address beyond loopback needs --insecure" {
 	refused 78 '--insecure' ds-kvstore -l tcp:0.0.0.0:0 -d store
 	refused 78 '--insecure' ds-kvstore -l unix:kv.sock --metrics tcp:0.0.0.0:0 -d store

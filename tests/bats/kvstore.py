@@ -1,6 +1,7 @@
 """A client of ds-kvstore, by ds-frame(5) and python3-msgpack alone, for its tests."""
 import array
 import ctypes
+import fcntl
 import io
 import os
 import socket
@@ -140,6 +141,7 @@ class Client:
         for meta, payload in frames:
             if meta["op"] == "segment":
                 files[meta["number"]] = self.fds.pop(0)
+                assert fcntl.fcntl(files[meta["number"]], fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
             elif meta["op"] == "ranges":
                 n = meta["tensors"][0][3][0]
                 rows = [struct.unpack_from("<4q", payload, 32 * i) for i in range(n)]

@@ -175,6 +175,18 @@ def slow(addr):
     for _ in range(100):
         deaf.ask("get", [KEYS[0]] * 8)
     deaf.flush()
+    drip = Client(addr)           # sends on and on, but a byte at a time
+    drip.put_frame(KEYS[2], value(2, 50000))
+
+    def trickle():
+        try:
+            drip.s.sendall(drip.out.getvalue()[:2000])
+            for b in drip.out.getvalue()[2000:]:
+                drip.s.sendall(bytes([b]))
+                time.sleep(0.02)
+        except OSError:
+            drip.dropped = True
+    threading.Thread(target=trickle, daemon=True).start()
     mute = Client(addr, hello=False)
     idle = Client(addr)           # asked for something, and stays
     assert idle.has(KEYS[:1]) == 1
@@ -193,6 +205,7 @@ def slow(addr):
                 pass
         except ConnectionError:
             pass
+    wait_for(lambda: hasattr(drip, "dropped"))
     assert idle.has(KEYS[:1]) == 1
     mute.s.close()
     fast.end()

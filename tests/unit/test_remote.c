@@ -301,6 +301,10 @@ static void absent(void)
 	began = time_mono_ns();
 	rc = store_has(ss, &k, 1, NULL, &prefix, &err);
 	tap_ok(rc == DS_UNAVAILABLE, "nobody is there: %s", err.text);
+	close(open(addr + strlen("unix:"), O_WRONLY | O_CREAT, 0600)); /* another reason, if it were tried again */
+	rc = store_has(second, &k, 1, NULL, &prefix, &err);
+	tap_ok(rc == DS_UNAVAILABLE && strstr(err.text, "No such file"), "it is not tried again at once: %s", err.text);
+	unlink(addr + strlen("unix:"));
 	for (int i = 0; i < 1000; i++)
 		rc = store_has(i % 2 ? ss : second, &k, 1, NULL, &prefix, &err);
 	tap_ok(rc == DS_UNAVAILABLE && time_mono_ns() - began < 500000000, "which costs nothing a thousand times");
@@ -311,6 +315,9 @@ static void absent(void)
 		begin_service(&s, addr, path);
 		poll(NULL, 0, 2100); /* the longest pause */
 		tap_ok(!store_has(ss, &k, 1, NULL, &prefix, &err) && prefix == 1, "then it is there, turn %d", turn);
+		end_service(&s);
+		begin_service(&s, addr, path);
+		tap_ok(!store_has(ss, &k, 1, NULL, &prefix, &err) && prefix == 1, "and there, started anew");
 		end_service(&s);
 		rc = store_has(ss, &k, 1, NULL, &prefix, &err);
 		tap_ok(rc == DS_UNAVAILABLE, "and gone: %s", err.text);
