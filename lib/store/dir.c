@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -209,6 +210,17 @@ static int take_in(struct dir *d, struct ds_err *err)
 	return rc;
 }
 
+/* Each segment that is read is an open file. */
+static void many_files(void)
+{
+	struct rlimit r;
+
+	if (getrlimit(RLIMIT_NOFILE, &r) || r.rlim_cur >= r.rlim_max)
+		return;
+	r.rlim_cur = r.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &r);
+}
+
 static int dir_open(struct store **out, const char *path, const struct store_options *o, struct ds_err *err)
 {
 	struct dir *d = mem_aligned(sizeof *d);
@@ -223,6 +235,7 @@ static int dir_open(struct store **out, const char *path, const struct store_opt
 	d->segment_bytes = segment_size(o);
 	keyed_random(&d->writer, sizeof d->writer);
 	dir_locks(d);
+	many_files();
 	d->path = strdup(path);
 	d->seg = mem_calloc(INDEX_NO_SEGMENT, sizeof *d->seg);
 	d->gone = mem_calloc(INDEX_NO_SEGMENT, 1);

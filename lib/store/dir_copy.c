@@ -102,6 +102,8 @@ static int gc_segment(struct dir *d, struct segment *seg, struct dir_report *r, 
 	for (size_t i = 0; !rc && i < x.n; i++)
 		if (alive(d, seg, &x.rec[i]))
 			rc = segment_move(d, seg, &x.rec[i], seg->id.main, 0, err);
+	if (!rc)
+		rc = dir_settle(d, err);
 	if (!rc) {
 		r->dead_bytes += dead;
 		segment_remove(d, seg);

@@ -197,9 +197,8 @@ static void entry_again(struct dir *d, uint32_t entry, struct segment *seg, cons
 	entry_place(e, seg, r, asked);
 }
 
-bool entry_add(struct dir *d, struct segment *seg, const struct idx_record *r, unsigned asked)
+bool entry_add(struct dir *d, struct segment *seg, const struct idx_record *r, uint64_t hash, unsigned asked)
 {
-	uint64_t hash = index_hash(d->index, &r->key);
 	uint32_t entry = index_find(d->index, &r->key, hash);
 	const struct index_entry *e;
 

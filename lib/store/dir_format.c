@@ -56,6 +56,7 @@ static bool is_empty(struct dir *d)
 		close(fd);
 	while (dir && (e = readdir(dir)))
 		empty = empty && (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || !strcmp(e->d_name, "lock") ||
+			!strcmp(e->d_name, "sync") ||
 			!strcmp(e->d_name, "format.new") || segment_parse(e->d_name, ".seg", &id) ||
 			segment_parse(e->d_name, ".idx", &id) || segment_parse(e->d_name, ".new", &id));
 	if (dir)

@@ -4,10 +4,11 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/time.h"
 #include "base/xxh3.h"
 #include "store/dir_impl.h"
 
-enum { PIECE = 256 << 10 }; /* read, and hashed while the cache has it */
+enum { PIECE = 1 << 20 }; /* read, and hashed while the cache has it */
 
 enum state { RIGHT, DELETED, WRONG, LOST, FAILED };
 
@@ -189,6 +190,8 @@ int dir_get(struct store_session *base, const struct store_key *keys, size_t n, 
 	int rc = 0;
 
 	for (size_t i = 0; !rc && i < n && next == NEXT; i++) {
+		if (base->deadline && time_mono_ns() >= base->deadline)
+			return err_set(err, DS_TEMP, "not read in time");
 		rc = get_one(ss, &keys[i], i, sink, &next, err);
 		if (!rc && next == NEXT) {
 			++*got;

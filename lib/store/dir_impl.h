@@ -5,7 +5,7 @@
  *   dir_entry.c      entries of the index, and segments in memory
  *   dir_get.c        reading items          dir_put.c   writing, deleting      dir_pin.c   pins
  *   dir_seen.c       what other processes did: segments that came, grew, went away; taking over what a dead one left
- *   segment.c        names and marks        segment_write.c   making, appending, sealing, syncing
+ *   segment.c        names and marks        segment_write.c   making, appending, sealing   segment_sync.c   to disk
  *   segment_scan.c   finding the items of a file           segment_idx.c     the file beside a complete segment
  *   evict.c          making room
  *   dir_verify.c     looking through the files   dir_copy.c    gc, export, import   dir_format.c   file `format`
@@ -108,6 +108,8 @@ void idx_free(struct idx *x);
 int idx_write(int dirfd, const struct segment_id *id, const struct idx *x, struct ds_err *err);
 /* DS_NO: there is none, or none that is right. */
 int idx_read(int dirfd, const struct segment_id *id, struct idx *x, struct ds_err *err);
+/* How many records it seems to have. */
+size_t idx_count(int dirfd, const struct segment_id *id);
 /* The item at that offset is dead; true: there was such a file and it says so now. */
 bool idx_drop(int dirfd, const struct segment_id *id, uint32_t offset);
 
@@ -159,6 +161,7 @@ struct dir {
 	bool marked;              /* the secret is known */
 	uint64_t writer, time;    /* this process's; of its last segment */
 	uint64_t segment_bytes;
+	bool promised;            /* atomic: file `sync` is there */
 
 	pthread_rwlock_t lock;
 	struct index *index;
@@ -177,6 +180,7 @@ struct dir {
 
 	pthread_mutex_t write;
 	struct segment *active[2]; /* small, main */
+	bool unsettled;           /* a segment could not be brought to disk when it was complete */
 	const struct segment *leaving; /* an item is being written that replaces one of it, which is not to be deleted */
 	struct tools tools;       /* under write */
 
@@ -237,7 +241,7 @@ void segment_gone(struct dir *d, struct segment *seg);
 /* When an item that is known was put; 0: it cannot be read any more. */
 uint64_t entry_put_at(struct dir *d, const struct index_entry *e);
 /* One that is there already, from elsewhere, stays if it is younger; the other is deleted.  False: no memory. */
-bool entry_add(struct dir *d, struct segment *seg, const struct idx_record *r, unsigned asked);
+bool entry_add(struct dir *d, struct segment *seg, const struct idx_record *r, uint64_t hash, unsigned asked);
 
 /* ---- dir_seen.c ---- */
 
@@ -253,7 +257,7 @@ void *dir_thread(void *d);
 bool dir_lock(struct dir *d, bool wait);   /* of the directory; under dir.write */
 void dir_unlock(struct dir *d);
 
-/* ---- segment_write.c; all but segment_sync under dir.write ---- */
+/* ---- segment_write.c, segment_sync.c; all but segment_sync under dir.write ---- */
 
 uint64_t segment_bytes(const struct segment *seg); /* that it counts for */
 /* The active segment of that kind with room for n bytes, made and room made for it where needed.  moving: for an item
@@ -288,6 +292,9 @@ uint64_t dir_bytes(struct dir *d);
 int dir_make_room(struct dir *d, uint64_t n, uint64_t limit, struct ds_err *err);
 /* One segment goes, whatever is in it; false: none can. */
 bool dir_evict_one(struct dir *d, bool moving, struct ds_err *err);
+/* What was moved to active segments is on disk, where anybody was told of any item that it is. */
+bool dir_promised(struct dir *d); /* anybody was told so */
+int dir_settle(struct dir *d, struct ds_err *err);
 /* Nobody else writes it or has pinned items of it, until segment_unlock. */
 bool segment_take(struct dir *d, struct segment *seg);
 void segment_remove(struct dir *d, struct segment *seg); /* its files */

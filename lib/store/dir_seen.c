@@ -23,17 +23,22 @@ enum {
 
 static int add_records(struct dir *d, struct segment *seg, const struct idx_record *r, size_t n, struct ds_err *err)
 {
+	enum { AHEAD = 16 };
+	uint64_t hash[AHEAD];
 	int rc = 0;
 
 	for (size_t from = 0; !rc && from < n; from += BATCH) {
 		size_t to = n - from < BATCH ? n : from + BATCH;
-		enum { AHEAD = 16 };
 
 		pthread_rwlock_wrlock(&d->lock);
+		for (size_t i = from; i < to && i < from + AHEAD; i++)
+			index_prefetch(d->index, hash[i % AHEAD] = index_hash(d->index, &r[i].key));
 		for (size_t i = from; !rc && i < to && !seg->gone; i++) {
+			uint64_t h = hash[i % AHEAD];
+
 			if (i + AHEAD < to)
-				index_prefetch(d->index, index_hash(d->index, &r[i + AHEAD].key));
-			if (!r[i].dead && !entry_add(d, seg, &r[i], 0))
+				index_prefetch(d->index, hash[i % AHEAD] = index_hash(d->index, &r[i + AHEAD].key));
+			if (!r[i].dead && !entry_add(d, seg, &r[i], h, 0))
 				rc = err_nomem(err, n * sizeof(struct index_entry), "the index");
 		}
 		pthread_rwlock_unlock(&d->lock);
@@ -122,8 +127,6 @@ static int seen_new(struct dir *d, const struct segment_id *id, struct ds_err *e
 		seg->sealed = seg->beside = beside;
 		seg->size = beside ? x.size : 0;
 		seg->refs++;
-		if (beside)
-			index_reserve(d->index, index_count(d->index) + x.n);
 	}
 	pthread_rwlock_unlock(&d->lock);
 	if (!seg)
@@ -204,6 +207,19 @@ static int forget_gone(struct dir *d, const struct ids *there, struct ids *known
 	return rc;
 }
 
+/* The index is made ready for what the files beside new segments say that there is. */
+static void expect(struct dir *d, const struct ids *there, const struct ids *known)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < there->n; i++)
+		if (!ids_have(known, &there->id[i]))
+			n += idx_count(d->fd, &there->id[i]);
+	pthread_rwlock_wrlock(&d->lock);
+	index_reserve(d->index, index_count(d->index) + n);
+	pthread_rwlock_unlock(&d->lock);
+}
+
 static int list(struct dir *d, struct ds_err *err)
 {
 	struct ids there = { 0 }, known = { 0 };
@@ -211,6 +227,8 @@ static int list(struct dir *d, struct ds_err *err)
 
 	if (!rc)
 		rc = forget_gone(d, &there, &known, err);
+	if (!rc)
+		expect(d, &there, &known);
 	for (size_t i = 0; !rc && i < there.n; i++)
 		if (!ids_have(&known, &there.id[i]))
 			rc = seen_new(d, &there.id[i], err);
@@ -286,12 +304,10 @@ static int complete(struct dir *d, struct segment *seg, int fd, struct idx *x, s
 	if (rc)
 		return rc;
 	rc = scan_all(d, &s, x, &ended, true, err);
-	if (!rc && !ended && x->n) {
-		if (s.limit > s.at && ftruncate(fd, (off_t)s.at))
-			rc = err_errno(err, DS_IO, "cannot cut '%s'", seg->name);
-		if (!rc)
-			rc = segment_close_file(d, fd, &seg->id, s.frames, s.at, &x->size, err);
-	}
+	if (!rc && x->n && s.limit > s.at && ftruncate(fd, (off_t)s.at))
+		rc = err_errno(err, DS_IO, "cannot cut '%s'", seg->name);
+	if (!rc && !ended && x->n)
+		rc = segment_close_file(d, fd, &seg->id, s.frames, s.at, &x->size, err);
 	scan_end(&s);
 	return rc;
 }

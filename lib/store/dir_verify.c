@@ -169,9 +169,10 @@ static void verify_idx(struct verify *v, const struct segment_id *id, bool ended
 
 static void verify_rest(struct verify *v, const struct scan *s, bool ended)
 {
-	/* What somebody writes just now is not torn. */
-	if (ended || s->limit == s->at || !file_lock(s->fd, LOCK_SHARED, false))
+	if (s->limit == s->at)
 		return;
+	if (!ended && !file_lock(s->fd, LOCK_SHARED, false))
+		return; /* what somebody writes just now is not torn */
 	file_lock(s->fd, LOCK_NONE, false);
 	tell(v, "byte %" PRIu64 ": %" PRIu64 " bytes after the last whole item", s->at, s->limit - s->at);
 	v->r->torn_bytes += s->limit - s->at;

@@ -235,6 +235,7 @@ void segment_remove(struct dir *d, struct segment *seg)
 
 static bool evict(struct dir *d, struct segment *seg, bool moving, uint64_t *budget, struct ds_err *err)
 {
+	uint64_t moved = d->st.moved_bytes; /* changed by this thread only */
 	struct idx x = { 0 };
 	bool went;
 
@@ -244,6 +245,8 @@ static bool evict(struct dir *d, struct segment *seg, bool moving, uint64_t *bud
 	went = !moving || (!mostly_pinned(d, seg, &x) && !move_wanted(d, seg, &x, budget, err));
 	for (size_t i = 0; i < x.n && went; i += BATCH)
 		went = remove_some(d, seg, x.rec + i, x.n - i < BATCH ? x.n - i : BATCH);
+	if (went && moved != d->st.moved_bytes)
+		went = !dir_settle(d, err);
 	if (went)
 		segment_remove(d, seg);
 	idx_free(&x);

@@ -202,6 +202,15 @@ no:
 	return err_set(err, DS_NO, "a segment has no right index");
 }
 
+size_t idx_count(int dirfd, const struct segment_id *id)
+{
+	char name[SEGMENT_NAME];
+	struct stat st;
+
+	segment_name(id, ".idx", name);
+	return fstatat(dirfd, name, &st, 0) || st.st_size < IDX_HEAD ? 0 : (size_t)(st.st_size - IDX_HEAD) / IDX_RECORD;
+}
+
 bool idx_drop(int dirfd, const struct segment_id *id, uint32_t offset)
 {
 	uint64_t size, n, low = 0, high;

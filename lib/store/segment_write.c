@@ -1,5 +1,5 @@
 /*
- * Writing segments: made, appended to, sealed, brought to disk.
+ * Writing segments: made, appended to, sealed.
  *
  * An item is written front first: what a killed process left of one ends where its file ends, and what a machine that
  * lost its power left of one has a wrong XXH3 (or front).  So no order within an item is needed; after `sync`, the
@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "base/sync.h"
 #include "base/time.h"
 #include "base/version.h"
 #include "frame/hello.h"
@@ -271,7 +270,7 @@ int segment_append(struct dir *d, struct tools *t, struct segment *seg, const st
 		rc = err_nomem(err, sizeof r, "an index of a segment");
 	pthread_rwlock_wrlock(&d->lock);
 	d->leaving = a->from;
-	if (!rc && !entry_add(d, seg, &r, a->asked))
+	if (!rc && !entry_add(d, seg, &r, index_hash(d->index, &r.key), a->asked))
 		rc = err_nomem(err, sizeof r, "the index");
 	d->leaving = NULL;
 	pthread_rwlock_unlock(&d->lock);
@@ -299,7 +298,10 @@ int segment_close_file(struct dir *d, int fd, const struct segment_id *id, uint6
 		return rc;
 	iov = (struct iovec){ (void *)(uintptr_t)front.p, front.n };
 	*end = size + front.n;
-	return write_frame(fd, name, &iov, 1, size, err);
+	rc = write_frame(fd, name, &iov, 1, size, err);
+	if (!rc && ftruncate(fd, (off_t)*end)) /* what an item left that failed, and could not be cut off */
+		rc = err_errno(err, DS_IO, "cannot cut '%s'", name);
+	return rc;
 }
 
 /* Others may have deleted items while the file beside it was not there yet: those it says are alive. */
@@ -337,6 +339,8 @@ int segment_seal(struct dir *d, struct segment *seg, struct ds_err *err)
 			pthread_rwlock_wrlock(&d->lock);
 			seg->beside = !rc;
 			pthread_rwlock_unlock(&d->lock);
+			if (dir_promised(d) && segment_sync(d, seg, end, err))
+				d->unsettled = true;
 		}
 	}
 	segment_let_go(d, seg, empty);
@@ -373,62 +377,5 @@ int segment_fill(struct dir *d, int fd, uint64_t at, uint64_t n, uint64_t seq, u
 		at += FRAME_ALIGN;
 		n -= FRAME_ALIGN;
 	}
-	return rc;
-}
-
-/* ---- on disk ---- */
-
-bool segment_unsafe(struct segment *seg)
-{
-	bool unsafe;
-
-	pthread_mutex_lock(&seg->sync);
-	unsafe = seg->unsafe;
-	pthread_mutex_unlock(&seg->sync);
-	return unsafe;
-}
-
-/* Under seg->sync, which is released meanwhile: whoever comes later waits, and shares the next one. */
-static int sync_once(struct dir *d, struct segment *seg, struct ds_err *err)
-{
-	uint64_t size = __atomic_load_n(&seg->size, __ATOMIC_RELAXED);
-	bool named = seg->named;
-	int fd, rc = 0, bad;
-
-	seg->syncing = true;
-	pthread_mutex_unlock(&seg->sync);
-	fd = segment_fd(d, seg);
-	do
-		bad = fd < 0 ? -1 : fdatasync(fd);
-	while (bad && errno == EINTR);
-	if (bad)
-		rc = err_errno(err, DS_IO, "cannot write '%s/%s' to disk", d->path, seg->name);
-	else if (!named)
-		rc = sync_fd(d->fd, d->path, err);
-	pthread_mutex_lock(&seg->sync);
-	seg->syncing = false;
-	if (rc)
-		seg->unsafe = true; /* what was lost is not known, and the next call would not tell */
-	else
-		seg->named = true;
-	if (!rc && size > seg->synced)
-		seg->synced = size;
-	pthread_cond_broadcast(&seg->synced_more);
-	return rc;
-}
-
-int segment_sync(struct dir *d, struct segment *seg, uint64_t upto, struct ds_err *err)
-{
-	int rc = 0;
-
-	pthread_mutex_lock(&seg->sync);
-	while (!rc && seg->synced < upto && !seg->unsafe)
-		if (seg->syncing)
-			pthread_cond_wait(&seg->synced_more, &seg->sync);
-		else
-			rc = sync_once(d, seg, err);
-	if (!rc && seg->synced < upto)
-		rc = err_set(err, DS_IO, "'%s/%s' could not be written to disk", d->path, seg->name);
-	pthread_mutex_unlock(&seg->sync);
 	return rc;
 }

@@ -201,6 +201,59 @@ static void rules(void)
 	store_rm(path);
 }
 
+/* later: under a name as if it were made in another age. */
+static void carry(const char *from, const char *to, bool later)
+{
+	char names[4][64], a[700], b[700];
+
+	for (int i = store_files(from, ".seg", names, 4); i-- > 0;) {
+		snprintf(a, sizeof a, "%s/%.63s", from, names[i]);
+		names[i][2] = later ? '7' : names[i][2];
+		snprintf(b, sizeof b, "%s/%.63s", to, names[i]);
+		if (rename(a, b))
+			tap_bail("cannot rename %s", a);
+	}
+}
+
+/* A key that is there twice, as a process leaves it that is killed while it replaces an item. */
+static void twice(bool older_last)
+{
+	char path[500], other[500];
+	struct store_key k = key_of(1);
+	enum store_put_result r;
+	struct store_session *ss;
+	struct ds_err err;
+	struct store *s;
+	bool was;
+
+	snprintf(path, sizeof path, "%s", store_path("twice"));
+	snprintf(other, sizeof other, "%s", store_path("twice2"));
+	for (uint64_t v = 1; v <= 2; v++) {
+		s = store_at((v == 1) == older_last ? other : path, &(struct store_options){ 0 });
+		ss = session_of(s);
+		put_n(ss, 1, 3000, &(struct put_how){ .version = v }, &r, &err);
+		put_n(ss, 10 + v, 3000, NULL, &r, &err);
+		store_end(ss);
+		store_close(s);
+	}
+	carry(other, path, older_last);
+	s = store_at(path, &(struct store_options){ 0 });
+	ss = session_of(s);
+	tap_ok(get_n(ss, 1, 3000, 2) == GET_RIGHT && get_n(ss, 11, 3000, 0) == GET_RIGHT && get_n(ss, 12, 3000, 0) == GET_RIGHT,
+		"of two items with one key the younger one is found");
+	tap_ok(!store_del(ss, &k, &was, &err) && was, "it is deleted");
+	store_end(ss);
+	store_close(s);
+	s = store_at(path, &(struct store_options){ 0 });
+	ss = session_of(s);
+	tap_ok(get_n(ss, 1, 3000, 1) == GET_MISS && get_n(ss, 11, 3000, 0) == GET_RIGHT && get_n(ss, 12, 3000, 0) == GET_RIGHT,
+		"and the older one does not come back");
+	store_end(ss);
+	store_close(s);
+	store_rm(path);
+	store_rm(other);
+}
+
 static void no_store(void)
 {
 	const char *path = store_path("none");
@@ -307,6 +360,8 @@ int main(void)
 	tools();
 	compressed();
 	rules();
+	twice(true);
+	twice(false);
 	no_store();
 	return tap_done();
 }

@@ -26,6 +26,21 @@ static struct told {
 	uint64_t faults, refused;
 } *told;
 
+/* ---- what is on disk ---- */
+
+/* Files by descriptor: written to since they were last brought to disk; the directory: whether it was since a file was
+ * made. */
+static struct { uint64_t dirty[256], removed_dirty, syncs; bool watch, named; } disk;
+
+static size_t all_dirty(void)
+{
+	size_t n = 0;
+
+	for (int i = 0; i < 256; i++)
+		n += disk.dirty[i] != 0;
+	return n;
+}
+
 /* ---- a disk that fails ---- */
 
 static struct { bool on, full; uint64_t seed, count; int torn; } faulty; /* full: also of a disk that is */
@@ -50,6 +65,10 @@ ssize_t pwritev(int fd, const struct iovec *iov, int n, off_t at)
 
 	for (int i = 0; i < n; i++)
 		all += iov[i].iov_len;
+	if (disk.watch && fd < 256) {
+		disk.dirty[fd] += all;
+		disk.named = disk.named && at;
+	}
 	if (chance(40))
 		return fail_with(faulty.full ? ENOSPC : EIO);
 	if (all && chance(10)) { /* a part of the first piece */
@@ -79,7 +98,27 @@ ssize_t write(int fd, const void *p, size_t n)
 
 int fdatasync(int fd)
 {
+	if (disk.watch && fd < 256) {
+		disk.dirty[fd] = 0;
+		disk.syncs++;
+	}
 	return chance(60) ? fail_with(EIO) : (int)syscall(SYS_fdatasync, fd);
+}
+
+int fsync(int fd)
+{
+	disk.named = true;
+	return (int)syscall(SYS_fsync, fd);
+}
+
+/* What was moved out of a segment is on disk before that is removed. */
+int unlinkat(int dir, const char *name, int flags)
+{
+	size_t n = strlen(name);
+
+	if (disk.watch && n > 4 && strcmp(name + n - 4, ".seg") == 0)
+		disk.removed_dirty += all_dirty() > 1; /* the one that is written for puts is not */
+	return (int)syscall(SYS_unlinkat, dir, name, flags);
 }
 
 int ftruncate(int fd, off_t n)
@@ -235,12 +274,49 @@ static void run(const char *name, const char *when, const struct store_options *
 	store_rm(path);
 }
 
+/* The order in which things reach the disk, by one thread. */
+static void order(void)
+{
+	const char *path = store_path("order");
+	struct store_options o = { .segment = 64 << 10, .capacity = 1 << 20 };
+	struct store *s = store_at(path, &o);
+	struct store_session *ss = session_of(s);
+	enum store_put_result r;
+	struct ds_err err;
+	size_t late = 0, unnamed = 0, wrong = 0;
+
+	memset(&disk, 0, sizeof disk);
+	disk.watch = true;
+	for (uint64_t n = 0; n < 500; n++) {
+		struct put_how how = { .sync = n % 3 == 0 };
+
+		wrong += put_n(ss, n, 5000, &how, &r, &err) != 0;
+		late += how.sync && all_dirty();
+		unnamed += how.sync && !disk.named;
+		for (uint64_t i = 0; i < 10; i++) /* these are moved on for ever */
+			wrong += get_n(ss, i, 5000, 0) == GET_WRONG;
+	}
+	tap_ok(!wrong && stat_of(ss).moved_bytes > 20000, "items are put and moved");
+	tap_ok(disk.syncs >= 167, "fdatasync is called");
+	tap_is_int((long long)late, 0, "whatever was written is on disk before a put with sync is answered");
+	tap_is_int((long long)unnamed, 0, "so is the name of its file");
+	tap_is_int((long long)disk.removed_dirty, 0, "and what was moved, before it is removed where it was");
+	tap_ok(!put_n(ss, 1000, 500, NULL, &r, &err) && all_dirty() && !put_n(ss, 1000, 500,
+		&(struct put_how){ .sync = true }, &r, &err) && r == STORE_ALREADY && !all_dirty(),
+		"what is there already is on disk before that is said");
+	disk.watch = false;
+	store_end(ss);
+	store_close(s);
+	store_rm(path);
+}
+
 int main(void)
 {
 	struct store_options o = { .segment = 1 << 20 };
 	int kills = tap_slow() ? 40 : 200;
 
 	told = mmap(NULL, sizeof *told, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	order();
 	run("killed", "killed while one thread put", &o, kills / 2, 1, SOUND);
 	run("killed4", "killed while three threads put", &o, kills / 2, 3, SOUND);
 	run("faulty", "a disk that fails", &o, kills / 4, 3, FAILS);

@@ -209,7 +209,25 @@ static void planted(void)
 	free(p);
 }
 
-/* ---- an index that lies ---- */
+static void verified(void)
+{
+	const char *path = store_path("verified");
+	struct dir_report rep;
+	struct ds_err err;
+
+	build(path, false);
+	for (size_t i = 0; i < image_count; i++)
+		if (strstr(images[i].name, ".seg")) {
+			images[i].p[images[i].n / 2] ^= 1;
+			break;
+		}
+	put_images(path);
+	tap_ok(dir_verify(path, NULL, NULL, &rep, &err) == DS_NO && rep.bad_items == 1 && rep.items == ITEMS - 1,
+		"verify finds a byte that is wrong: %s", err.text);
+	store_rm(path);
+}
+
+/* ---- indices that are lost ---- */
 
 static void no_indices(void)
 {
@@ -237,6 +255,7 @@ int main(void)
 {
 	flips(false);
 	flips(true);
+	verified();
 	planted();
 	no_indices();
 	return tap_done();
