@@ -13,7 +13,7 @@
 #include "base/xxh3.h"
 #include "store/remote_impl.h"
 
-enum { PIECE = 512 << 10 };
+enum { PIECE = 1 << 20 };
 
 struct getting {
 	struct remote_session *ss;

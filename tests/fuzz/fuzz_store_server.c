@@ -113,8 +113,10 @@ static void read_some(struct client *c)
 		close(fd);
 	}
 	c->got += n > 0 ? (size_t)n : 0;
-	if (n <= 0)
+	if (n <= 0) {
+		shutdown(c->fd, SHUT_RDWR); /* the server waits for that */
 		c->fd = -1;
+	}
 	must(c->got < ANSWER_MAX);
 }
 
