@@ -31,8 +31,8 @@ size_t prefix_take(struct prefix_cache *c, struct kv_seq *s, const uint32_t *ids
 /* How many tokens prefix_take would find for an empty s, and how they were made. */
 size_t prefix_find(const struct prefix_cache *c, const uint32_t *ids, size_t count, uint8_t *decoded);
 /* Keeps those of the prompt's complete blocks that a further token follows; s holds that much of the prompt.  Blocks of
- * s that are kept already give way to those, so that a kept block in use has parents in use.  decoded as above, or NULL:
- * all were made by prefill. */
+ * s that are kept already give way to those, so that a kept block in use has parents in use.  decoded as above, or
+ * NULL: all were made by prefill. */
 void prefix_keep(struct prefix_cache *c, struct kv_seq *s, const uint32_t *ids, size_t count, const uint8_t *decoded);
 size_t prefix_blocks(const struct prefix_cache *c);
 

@@ -92,7 +92,7 @@ TAILQ_HEAD(job_list, job);
 TAILQ_HEAD(group_list, group);
 
 struct decode {
-	struct work *w;
+	struct work *w;           /* first: work_on_bell and others */
 	struct decode_options o;
 	struct job_list jobs;
 	struct group_list groups; /* by turn: who took part in a step stands behind those who did not */

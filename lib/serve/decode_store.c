@@ -3,8 +3,8 @@
  * ds-prefill's do; with --store-generated blocks are stored in which rows are decode's, under keys that say so, so that
  * the next turn of a dialogue finds them.
  *
- * Their chain goes on from the prompt's, whose KV frames say what keys their sender knows its blocks by; where those are
- * not what they are here (another model, layout or kernels, no --kv) nothing is stored.
+ * Their chain goes on from the prompt's, whose KV frames say what keys their sender knows its blocks by; where those
+ * are not what they are here (another model, layout or kernels, no --kv) nothing is stored.
  */
 #include <stdlib.h>
 #include <string.h>

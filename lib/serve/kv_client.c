@@ -252,8 +252,8 @@ void kv_client_state(struct kv_client *c, struct jw *out)
 void kv_client_report(struct kv_client *c)
 {
 	pthread_mutex_lock(&c->lock);
-	log_msg(LOG_WARN, "kv store: %llu prompts looked up; %llu blocks found, %llu fetched, %llu wrong; %llu written, "
-		"%llu there already, %llu not written; %llu too late, lost %llu times",
+	log_msg(LOG_WARN, "kv store: %llu prompts looked up; %llu blocks found, %llu fetched, %llu wrong; "
+		"%llu written, %llu there already, %llu not written; %llu too late, lost %llu times",
 		(unsigned long long)c->n.asks, (unsigned long long)c->n.found, (unsigned long long)c->n.fetched,
 		(unsigned long long)c->n.wrong, (unsigned long long)c->n.written, (unsigned long long)c->n.already,
 		(unsigned long long)c->n.dropped, (unsigned long long)c->n.late, (unsigned long long)c->n.losses);

@@ -9,8 +9,8 @@
  * A store that fails is left alone until a thread has found it well again, with one line on stderr each: meanwhile
  * nothing is asked and nothing written.
  *
- * All calls are for the stage's thread.  Memory of the pool that a fetch writes to has the fetch among its owners, until
- * that is over: whoever gives a fetch up may give its blocks back at once, nobody else gets them too early.
+ * All calls are for the stage's thread.  Memory of the pool that a fetch writes to has the fetch among its owners,
+ * until that is over: whoever gives a fetch up may give its blocks back at once, nobody else gets them too early.
  */
 #ifndef DS_SERVE_KV_CLIENT_H
 #define DS_SERVE_KV_CLIENT_H

@@ -295,41 +295,16 @@ static void on_state(void *ctx)
 	buf_free(&b);
 }
 
-static int on_bell(void *ctx)
-{
-	return work_bell(((struct prefill *)ctx)->w);
-}
-
-static bool on_awaited(void *ctx)
-{
-	return work_awaited(((struct prefill *)ctx)->w);
-}
-
-static bool on_waits(void *ctx)
-{
-	return work_waits(((struct prefill *)ctx)->w);
-}
-
-static int on_aside(void *ctx, int (*fn)(void *arg, struct ds_err *err), void *arg, struct ds_err *err)
-{
-	return ranked_aside(((struct prefill *)ctx)->w, fn, arg, err);
-}
-
-static void on_ending(void *ctx, struct source *src)
-{
-	ranked_ending(((struct prefill *)ctx)->w, src);
-}
-
 const struct stage_ops prefill_ops = {
 	.head = on_head,
 	.frame = on_frame,
 	.gone = on_gone,
 	.step = on_step,
-	.bell = on_bell,
-	.awaited = on_awaited,
-	.waits = on_waits,
-	.aside = on_aside,
-	.ending = on_ending,
+	.bell = work_on_bell,
+	.awaited = work_on_awaited,
+	.waits = work_on_waits,
+	.aside = work_on_aside,
+	.ending = work_on_ending,
 	.drain = on_drain,
 	.state = on_state,
 };

@@ -34,7 +34,7 @@ struct job {
 TAILQ_HEAD(job_list, job);
 
 struct prefill {
-	struct work *w;
+	struct work *w;          /* first: work_on_bell and others */
 	size_t chunk;
 	struct job_list waiting; /* no KV memory yet */
 	struct job_list active;  /* being computed */

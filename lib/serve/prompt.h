@@ -34,8 +34,8 @@ enum prompt_store prompt_store(struct work *w, struct prompt *p, bool turn);
 size_t prompt_fetch_blocks(const struct prompt *p);
 void prompt_fetch(struct work *w, struct prompt *p);
 void prompt_no_fetch(struct prompt *p); /* what is missing is computed */
-/* Begins it: what the cache of prefixes has, and with MTP memory for hidden.  Once more before it is computed: what came
- * there meanwhile.  DS_OS. */
+/* Begins it: what the cache of prefixes has, and with MTP memory for hidden.  Once more before it is computed: what
+ * came there meanwhile.  DS_OS. */
 int prompt_begin(struct work *w, struct prompt *p, struct ds_err *err);
 /* Gives its KV back, as if it had not begun. */
 void prompt_reset(struct work *w, struct prompt *p);

@@ -92,9 +92,11 @@ struct stage_ops {
 	/* A descriptor that is polled beside the streams and is readable when step is to be called though nothing came
 	 * in; step sees to it that it is not any more.  -1: none now.  NULL: none ever. */
 	int (*bell)(void *ctx);
-	/* Others wait for what this process does, whoever reads its answers: writing them may not block.  NULL: nobody. */
+	/* Others wait for what this process does, whoever reads its answers: writing them may not block.  NULL:
+	 * nobody. */
 	bool (*awaited)(void *ctx);
-	/* Of what is held something waits for the bell: nothing to do is no sign that more must come in.  NULL: never. */
+	/* Of what is held something waits for the bell: nothing to do is no sign that more must come in.  NULL:
+	 * never. */
 	bool (*waits)(void *ctx);
 	/* Runs fn(arg), which may wait for others at length, and does meanwhile what step would.  NULL: nothing else
 	 * is to be done. */

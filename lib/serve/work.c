@@ -227,24 +227,43 @@ static int flush(void *arg, struct ds_err *err)
 	return 0;
 }
 
-/* What waits to be written has as long as running requests have. */
+/* What waits to be written has as long as running requests have; a signal that the run's end no longer heeds ends it.
+ */
 static void finish_store(struct work *w, bool stats)
 {
+	void (*term)(int) = signal(SIGTERM, SIG_DFL), (*interrupt)(int) = signal(SIGINT, SIG_DFL);
 	struct ds_err err;
 
 	ranked_aside(w, flush, w, &err);
+	signal(SIGTERM, term);
+	signal(SIGINT, interrupt);
 	if (stats)
 		kv_client_report(w->store);
 }
 
-int work_bell(const struct work *w)
+static struct work *of(void *ctx)
 {
-	return w->store ? kv_client_bell(w->store) : ranked_bell(w);
+	return *(struct work **)ctx;
 }
 
-bool work_awaited(const struct work *w) { return w->ranked != NULL; }
+int work_on_bell(void *ctx)
+{
+	return of(ctx)->store ? kv_client_bell(of(ctx)->store) : ranked_bell(of(ctx));
+}
 
-bool work_waits(const struct work *w) { return w->store_waits; }
+bool work_on_awaited(void *ctx) { return of(ctx)->ranked != NULL; }
+
+bool work_on_waits(void *ctx) { return of(ctx)->store_waits; }
+
+int work_on_aside(void *ctx, int (*fn)(void *arg, struct ds_err *err), void *arg, struct ds_err *err)
+{
+	return ranked_aside(of(ctx), fn, arg, err);
+}
+
+void work_on_ending(void *ctx, struct source *src)
+{
+	ranked_ending(of(ctx), src);
+}
 
 void work_drain(struct work *w)
 {

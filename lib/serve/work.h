@@ -99,10 +99,12 @@ int work_run(struct work *w, const struct work_options *o, const struct stage_co
 /* 0, or why the dump could not be written: to be asked after each step, whose answers are not sent then. */
 int work_dumped(struct work *w, struct ds_err *err);
 
-/* stage_ops.bell: of the unit and of the store. */
-int work_bell(const struct work *w);
-bool work_awaited(const struct work *w); /* stage_ops.awaited: others wait for this process */
-bool work_waits(const struct work *w);   /* stage_ops.waits */
+/* Of stage_ops, for a program whose context begins with a pointer to its work. */
+int work_on_bell(void *ctx); /* of the unit and of the store */
+bool work_on_awaited(void *ctx);
+bool work_on_waits(void *ctx);
+int work_on_aside(void *ctx, int (*fn)(void *arg, struct ds_err *err), void *arg, struct ds_err *err);
+void work_on_ending(void *ctx, struct source *src);
 void work_drain(struct work *w);         /* of stage_ops.drain */
 void work_state(const struct work *w, struct jw *out); /* of stage_ops.state: what stages have in common */
 

@@ -97,11 +97,12 @@ bool block_sizes(const struct block_layout *l, size_t *memory, size_t *stored)
 {
 	size_t rows, row, scale, rope, element = dtype_size(l->type);
 
-	if (l->latent > UINT32_MAX || l->rope > UINT32_MAX || l->tokens > BLOCK_TOKENS_MAX || !times(l->layers, l->tokens, &rows) ||
-	    !times(l->latent + l->rope, element, &row) || !mem_mul(rows, row, memory) || *memory > UINT32_MAX)
+	if (l->latent > UINT32_MAX || l->rope > UINT32_MAX || l->tokens > BLOCK_TOKENS_MAX ||
+	    !times(l->layers, l->tokens, &rows) || !times(l->latent + l->rope, element, &row) ||
+	    !mem_mul(rows, row, memory) || *memory > UINT32_MAX)
 		return false;
 	*stored = *memory;
-	if (l->form == BLOCK_FP8) { /* smaller than in memory: nothing overflows */
+	if (l->form == BLOCK_FP8) { /* hardly more than in memory: nothing overflows */
 		block_parts(l, &scale, &rope);
 		*stored = rope + rows * (size_t)l->rope * element;
 	}

@@ -34,9 +34,9 @@ struct block_layout {
 	enum block_form form;
 };
 
-/* decoded is the block's tokens where none of its rows is decode's, and one more where only the MTP layer's entry of its
- * last token is: where a prompt ends with the block, decode makes that one, since it depends on the token that follows.
- */
+/* decoded is the block's tokens where none of its rows is decode's, and one more where only the MTP layer's entry of
+ * its last token is: where a prompt ends with the block, decode makes that one, since it depends on the token that
+ * follows. */
 struct block_id {
 	struct store_key parent; /* of the first block: block_root */
 	const uint32_t *ids;     /* [tokens], with mtp [tokens + 1] */

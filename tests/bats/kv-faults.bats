@@ -63,7 +63,7 @@ same() {
 @test "bits of what comes from the store turned on the way: the same answers" {
 	store
 	wrong mixed kv.sock
-	for again in 1 2 3; do
+	for _ in 1 2 3; do
 		same --kv "unix:wrong.sock?bytes" --kv-timeout 2s --no-prefix-cache
 	done
 }

@@ -5,7 +5,7 @@ load helper
 DSF=$DS_ROOT/tests/bats/dsf.py
 ANSWERS=$DS_ROOT/tests/bats/answers.py
 TALK=$DS_ROOT/tests/bats/kv_talk.py
-if [ -n "$DS_SANITIZE" ]; then MANY=8 TURNS=3; else MANY=40 TURNS=8; fi
+if [ -n "$DS_SANITIZE" ]; then MANY=8; else MANY=40; fi
 
 # Prompts of 1 to 400 tokens, many of which begin alike, their KV and answers as they are without any cache.
 setup_file() {

@@ -44,14 +44,17 @@ static void test_golden(void)
 	struct block_id id = first_block(&l);
 	struct store_key k = block_key(&l, &id);
 
-	tap_is_str(hex_of(block_root(&l)), "8d91f9a3666324e68b4cef1af3562ebe", "the key that stands for a model and layout");
+	tap_is_str(hex_of(block_root(&l)), "8d91f9a3666324e68b4cef1af3562ebe",
+		"the key that stands for a model and layout");
 	tap_is_str(hex_of(k), "237787907607a89aec8b485c2861bc8c", "a first block's key");
 	id.parent = k;
 	id.first = TOKENS;
 	id.decoded = 17;
-	tap_is_str(hex_of(block_key(&l, &id)), "4147d2c3249f7bf2faf54a86d9f83160", "the key of a block behind it, with decode's rows");
+	tap_is_str(hex_of(block_key(&l, &id)), "4147d2c3249f7bf2faf54a86d9f83160",
+		"the key of a block behind it, with decode's rows");
 	l.mtp = 0;
-	tap_is_str(hex_of(block_key(&l, &id)), "ecea731b70aa75cc6a117ee6fcfa3316", "a key without MTP: the token behind the block is no part of it");
+	tap_is_str(hex_of(block_key(&l, &id)), "ecea731b70aa75cc6a117ee6fcfa3316",
+		"a key without MTP: the token behind the block is no part of it");
 }
 
 /* Every part of a layout and of an id in turn made another. */
@@ -259,7 +262,8 @@ static void test_fp8(enum dtype type)
 			worst += fabs(at(&l, m, i) - at(&l, back, i)) >
 				fmax(fabs(at(&l, m, i)) / 16, amax / 448 / 1024) * 1.01 + fabs(at(&l, m, i)) / 256;
 	}
-	tap_is_int((long long)worst, 0, "latents come back within E4M3's step of their 128, rotated parts as they were");
+	tap_is_int((long long)worst, 0,
+		"latents come back within E4M3's step of their 128, rotated parts as they were");
 	memset(again, 0xa5, size);
 	tap_ok(block_pack(&l, m, again) && memcmp(stored, again, size) == 0, "the same bytes each time, to the last");
 	free(m);

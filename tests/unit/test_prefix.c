@@ -282,7 +282,8 @@ static void test_large(void)
 		1e3 * alone, BEHIND, 1e3 * behind);
 }
 
-/* Blocks of the same tokens of which decode made some rows are other blocks; what was computed behind them is theirs. */
+/* Blocks of the same tokens of which decode made some rows are other blocks; what was computed behind them is
+ * theirs. */
 static void test_lineages(void)
 {
 	uint8_t pure[4] = { 64, 64, 64, 64 }, mixed[4] = { 64, 17, 64, 64 }, how[4] = { 0 };
@@ -312,7 +313,8 @@ static void test_lineages(void)
 	s.length = 128;
 	how[1] = 17;
 	tap_ok(prefix_take(r.cache, &s, ids, 193, how) == 192 && s.pages[1] == b.pages[1] && s.pages[2] == b.pages[2] &&
-		s.count == 4, "a sequence that has some goes on with those of its own lineage, in the room that it has");
+		s.count == 4,
+		"a sequence that has some goes on with those of its own lineage, in the room that it has");
 	kv_seq_clear(&s, r.pool);
 	kv_seq_reserve(&s, r.pool, 193);
 	s.length = 128;
