@@ -161,7 +161,8 @@ static int export_item(struct dir_session *ss, struct segment *seg, const struct
 
 	if (!p)
 		return err_nomem(err, n, "an item");
-	if (fd < 0 || !dir_read(fd, p, n, (uint64_t)r->offset * INDEX_UNIT) || frame_parse(ss->t.parser, p, n, &f, err) ||
+	if (fd < 0 || !dir_read(fd, p, n, (uint64_t)r->offset * INDEX_UNIT) ||
+		frame_parse(ss->t.parser, p, n, &f, err) ||
 		store_item_get(&f, &item, err) || !store_key_equal(&item.key, &r->key))
 		goto out; /* broken, or deleted meanwhile */
 	plain = mem_array((size_t)item.size, 1);
@@ -230,7 +231,8 @@ static int import_item(struct dir_session *ss, const struct frame *f, uint64_t *
 	store_item_plain(&item, f->data, plain);
 	meta_put_rest(b, f->meta, store_item_keys);
 	iov = (struct iovec){ plain, (size_t)item.size };
-	p = (struct store_put){ .key = item.key, .meta = b, .iov = &iov, .iovs = item.size != 0, .element = item.planes };
+	p = (struct store_put){ .key = item.key, .meta = b, .iov = &iov, .iovs = item.size != 0,
+		.element = item.planes };
 	rc = dir_put_item(ss, &p, &item, &how, err);
 	*items += !rc && how == STORE_STORED;
 	*already += !rc && how == STORE_ALREADY;

@@ -15,7 +15,8 @@ struct segment *segment_add(struct dir *d, const struct segment_id *id, struct d
 	while (slot < d->segs && d->seg[slot])
 		slot++;
 	if (slot == INDEX_NO_SEGMENT) {
-		err_set(err, DS_TEMP, "'%s' has %u segments, and no more can be: larger ones are needed", d->path, slot);
+		err_set(err, DS_TEMP, "'%s' has %u segments, and no more can be: larger ones are needed", d->path,
+			slot);
 		return NULL;
 	}
 	seg = mem_calloc(1, sizeof *seg);
@@ -169,10 +170,11 @@ uint64_t entry_put_at(struct dir *d, const struct index_entry *e)
 	uint64_t at = 0;
 	int fd = segment_fd(d, d->seg[e->segment]);
 
-	if (fd < 0 || n > sizeof front || pread(fd, front, n, (off_t)((uint64_t)e->offset * INDEX_UNIT)) != (ssize_t)n ||
+	if (fd < 0 || n > sizeof front || !dir_read(fd, front, n, (uint64_t)e->offset * INDEX_UNIT) ||
 		frame_parser_new(&p, &err))
 		return 0;
-	if (!frame_parse(p, front, n, &f, &err) && !store_item_get(&f, &item, &err) && store_key_equal(&item.key, &e->key))
+	if (!frame_parse(p, front, n, &f, &err) && !store_item_get(&f, &item, &err) &&
+		store_key_equal(&item.key, &e->key))
 		at = item.at_ns ? item.at_ns : 1;
 	frame_parser_free(p);
 	return at;

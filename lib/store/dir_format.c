@@ -36,7 +36,8 @@ static int read_format(struct dir *d, struct ds_err *err)
 	if (strncmp(text, title, sizeof title - 1) != 0)
 		return err_set(err, DS_DATA, "'%s/format' is not what a store has", d->path);
 	if (strncmp(text + sizeof title - 1, version, sizeof version - 1) != 0)
-		return err_set(err, DS_PROTO, "'%s' is a store of another version; this program writes version 1", d->path);
+		return err_set(err, DS_PROTO, "'%s' is a store of another version; this program writes version 1",
+			d->path);
 	end = text + sizeof title + sizeof version - 2;
 	if (sscanf(end, "%16" SCNx64 "%16" SCNx64, &d->secret.k[0], &d->secret.k[1]) != 2)
 		return err_set(err, DS_DATA, "'%s/format' is damaged", d->path);

@@ -182,8 +182,8 @@ static int get_one(struct dir_session *ss, const struct store_key *key, size_t i
 	return 0;
 }
 
-int dir_get(struct store_session *base, const struct store_key *keys, size_t n, const struct store_sink *sink, size_t *got,
-	struct ds_err *err)
+int dir_get(struct store_session *base, const struct store_key *keys, size_t n, const struct store_sink *sink,
+	size_t *got, struct ds_err *err)
 {
 	struct dir_session *ss = (struct dir_session *)base;
 	enum next next = NEXT;

@@ -30,7 +30,8 @@ static bool find_now(struct dir *d, const struct store_key *key, bool ask, struc
 		if (!d->gone[e->segment] && !late) {
 			if (ask)
 				index_ask(e);
-			f->e = (struct index_entry){ e->key, e->offset, e->expires, index_data(e), e->segment, e->front };
+			f->e = (struct index_entry){ e->key, e->offset, e->expires, index_data(e), e->segment,
+				e->front };
 			f->seg = d->seg[e->segment];
 			__atomic_fetch_add(&f->seg->refs, 1, __ATOMIC_RELAXED);
 		}

@@ -5,7 +5,8 @@
  *   dir_entry.c      entries of the index, and segments in memory
  *   dir_get.c        reading items          dir_put.c   writing, deleting      dir_pin.c   pins
  *   dir_seen.c       what other processes did: segments that came, grew, went away; taking over what a dead one left
- *   segment.c        names and marks        segment_write.c   making, appending, sealing   segment_sync.c   to disk
+ *   segment.c        names and marks        segment_write.c  making, appending, sealing
+ *   segment_sync.c   bringing them to disk
  *   segment_scan.c   finding the items of a file           segment_idx.c     the file beside a complete segment
  *   evict.c          making room
  *   dir_verify.c     looking through the files   dir_copy.c    gc, export, import   dir_format.c   file `format`
@@ -181,7 +182,7 @@ struct dir {
 	pthread_mutex_t write;
 	struct segment *active[2]; /* small, main */
 	bool unsettled;           /* a segment could not be brought to disk when it was complete */
-	const struct segment *leaving; /* an item is being written that replaces one of it, which is not to be deleted */
+	const struct segment *leaving; /* has the item that one being written replaces: it is not to be deleted */
 	struct tools tools;       /* under write */
 
 	pthread_mutex_t flights;
@@ -315,8 +316,8 @@ int dir_has(struct store_session *ss, const struct store_key *keys, size_t n, ui
 	struct ds_err *err);
 int dir_stat(struct store_session *ss, struct store_stat *st, struct ds_err *err);
 bool dir_gone(struct store *s, uint64_t number);
-int dir_get(struct store_session *ss, const struct store_key *keys, size_t n, const struct store_sink *sink, size_t *got,
-	struct ds_err *err);
+int dir_get(struct store_session *ss, const struct store_key *keys, size_t n, const struct store_sink *sink,
+	size_t *got, struct ds_err *err);
 int dir_ref(struct store_session *ss, const struct store_key *key, struct store_ref *ref, struct ds_err *err);
 void dir_unref(struct store_session *ss, struct store_ref *ref);
 void dir_doubt(struct store_session *ss, const struct store_key *key);

@@ -102,7 +102,8 @@ static int frame_size(struct tools *t, const struct append *a, uint64_t *n, stru
 	if (rc)
 		return rc;
 	if (front.n > STORE_META_MAX)
-		return err_set(err, DS_DATA, "an item's meta of %zu bytes is over the limit of %d", front.n, STORE_META_MAX);
+		return err_set(err, DS_DATA, "an item's meta of %zu bytes is over the limit of %d", front.n,
+			STORE_META_MAX);
 	*n = front.n + front.pad;
 	for (int i = 0; i < a->iovs; i++)
 		*n += a->iov[i].iov_len;
@@ -110,8 +111,8 @@ static int frame_size(struct tools *t, const struct append *a, uint64_t *n, stru
 }
 
 /* Under d->write. */
-static int append(struct dir *d, struct tools *t, const struct append *a, bool main, struct segment **seg, uint64_t *end,
-	struct ds_err *err)
+static int append(struct dir *d, struct tools *t, const struct append *a, bool main, struct segment **seg,
+	uint64_t *end, struct ds_err *err)
 {
 	uint64_t n = 0;
 	int rc = frame_size(t, a, &n, err);
@@ -175,8 +176,8 @@ static void describe(struct dir_session *ss, const struct store_put *p, const st
 	a->flags = y->flags;
 }
 
-static int store_it(struct dir_session *ss, const struct store_put *p, const struct store_item *as, size_t size, bool main,
-	struct ds_err *err)
+static int store_it(struct dir_session *ss, const struct store_put *p, const struct store_item *as, size_t size,
+	bool main, struct ds_err *err)
 {
 	struct dir *d = ss->d;
 	struct append a = { .item = { .key = p->key, .size = size, .at_ns = (uint64_t)time_wall_ns() } };
@@ -318,7 +319,7 @@ void segment_drop(struct dir *d, struct segment *seg, uint32_t offset, uint32_t 
 
 	if (d->base.o.read_only || n > sizeof p)
 		return;
-	/* First where it would be found again: the file beside the segment tells nothing of one that is half deleted. */
+	/* First where it would be found again: the file beside the segment cannot tell of one that is half deleted. */
 	beside = idx_drop(d->fd, &seg->id, offset);
 	fd = segment_fd(d, seg);
 	if (fd >= 0 && pread(fd, p, n, (off_t)at) == (ssize_t)n && p[7] == FRAME_STORE && frame_drop(p, n) &&

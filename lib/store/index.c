@@ -43,7 +43,8 @@ struct index {
 /* Memory of whole huge pages, zeroed as the system gives it. */
 static void *map_huge(size_t bytes)
 {
-	uint8_t *p = mmap(NULL, bytes + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	const int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+	uint8_t *p = mmap(NULL, bytes + HUGE, PROT_READ | PROT_WRITE, how, -1, 0);
 	size_t before;
 
 	if (p == MAP_FAILED)

@@ -2,8 +2,8 @@
  * The file beside a complete segment: a head, then a record for each item in the order of the segment, in the byte
  * order of the machine.  Each has a check of its own, so that one record can be changed.
  *
- *   head    0 "DSidx1" 0 0   8 u32 0x01020304   12 u32 main   16 time   24 writer   32 bytes of the segment   40 records
- *           48 zero   56 XXH3-64 of 0..55
+ *   head    0 "DSidx1" 0 0   8 u32 0x01020304   12 u32 main   16 time   24 writer   32 bytes of the segment
+ *           40 records   48 zero   56 XXH3-64 of 0..55
  *   record  0 key   16 at   24 offset   28 data   32 expires   36 front   38 dead   40 u32 XXH3-64 of 0..39
  */
 #include <errno.h>

@@ -184,7 +184,9 @@ int scan_next(struct scan *s, enum scan_got *got, struct ds_err *err)
 
 void scan_record(const struct scan *s, struct idx_record *r)
 {
-	*r = (struct idx_record){ .key = s->item.key, .at_ns = s->item.at_ns, .offset = (uint32_t)(s->offset / INDEX_UNIT),
-		.data = s->f.data_len / INDEX_UNIT, .expires = store_seconds(s->item.expires_ns),
-		.front = (uint16_t)(s->front / INDEX_UNIT) };
+	*r = (struct idx_record){ .key = s->item.key, .at_ns = s->item.at_ns };
+	r->offset = (uint32_t)(s->offset / INDEX_UNIT);
+	r->data = s->f.data_len / INDEX_UNIT;
+	r->expires = store_seconds(s->item.expires_ns);
+	r->front = (uint16_t)(s->front / INDEX_UNIT);
 }

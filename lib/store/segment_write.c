@@ -243,8 +243,8 @@ int segment_append(struct dir *d, struct tools *t, struct segment *seg, const st
 
 	if (!iov)
 		return err_nomem(err, (size_t)a->iovs * sizeof *iov, "pieces of an item");
-	rc = frame_encode(t->w, FRAME_STORE, a->flags, segment_mark(&d->secret, &seg->id, at), seg->frames, a->meta, a->iov,
-		a->iovs, false, &front, err);
+	rc = frame_encode(t->w, FRAME_STORE, a->flags, segment_mark(&d->secret, &seg->id, at), seg->frames, a->meta,
+		a->iov, a->iovs, false, &front, err);
 	if (rc)
 		goto out;
 	iov[0] = (struct iovec){ (void *)(uintptr_t)front.p, front.n };
@@ -293,7 +293,8 @@ int segment_close_file(struct dir *d, int fd, const struct segment_id *id, uint6
 	meta_reset(d->tools.meta);
 	meta_put_uint(d->tools.meta, "frames", frames);
 	meta_put_uint(d->tools.meta, "bytes", size);
-	rc = frame_encode(d->tools.w, FRAME_END, 0, segment_mark(&d->secret, id, size), frames, d->tools.meta, NULL, 0, false, &front, err);
+	rc = frame_encode(d->tools.w, FRAME_END, 0, segment_mark(&d->secret, id, size), frames, d->tools.meta, NULL, 0,
+		false, &front, err);
 	if (rc)
 		return rc;
 	iov = (struct iovec){ (void *)(uintptr_t)front.p, front.n };
@@ -370,8 +371,8 @@ int segment_fill(struct dir *d, int fd, uint64_t at, uint64_t n, uint64_t seq, u
 		struct iovec iov = { NULL, (size_t)data }; /* what lies there */
 		struct frame_front front;
 
-		rc = frame_encode(d->tools.w, FRAME_DROPPED, FRAME_DROPPABLE, 0, seq + i, d->tools.meta, &iov, data != 0,
-			false, &front, err);
+		rc = frame_encode(d->tools.w, FRAME_DROPPED, FRAME_DROPPABLE, 0, seq + i, d->tools.meta, &iov,
+			data != 0, false, &front, err);
 		if (!rc && pwrite(fd, front.p, front.n, (off_t)at) != (ssize_t)front.n)
 			rc = err_errno(err, DS_IO, "cannot write to a segment");
 		at += FRAME_ALIGN;

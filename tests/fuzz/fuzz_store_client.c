@@ -3,7 +3,7 @@
  * doubles and cuts the frames of its answers as the input says, with their checksums made right again or not.
  *
  * Every call ends by its deadline with a result or a reason, and what it gives is what was put.  Descriptors come with
- * the frames, or are left out.
+ * the frames, or are left out; the file behind them may be damaged.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { EDIT = 5, PENDING = 1 << 17, FDS = 8, CALL_MS = 300, SLACK_MS = 4000 };
+enum { EDIT = 5, FRAMES = 128, PENDING = 1 << 17, FDS = 8, CALL_MS = 300, SLACK_MS = 4000 };
 
 struct between {
 	const uint8_t *edits; /* [n] of EDIT bytes each */
@@ -349,6 +349,22 @@ static void use(bool fds, bool forged)
 
 /* ---- one input ---- */
 
+/* Edits of frames that there are not are of the file instead. */
+static void damage(const struct between *b)
+{
+	const struct mini *m = (const struct mini *)b->store;
+
+	for (const uint8_t *e = b->edits; e < b->edits + b->n * EDIT; e += EDIT) {
+		off_t at = e[0] % MINI_ITEMS * MINI_ROOM + ((off_t)e[1] << 8 | e[2]) % MINI_ROOM;
+		uint8_t byte;
+
+		if (e[0] < FRAMES || pread(m->fd, &byte, 1, at) != 1)
+			continue;
+		byte ^= (uint8_t)(1 << e[4] % 8);
+		must(pwrite(m->fd, &byte, 1, at) == 1);
+	}
+}
+
 static void remove_dir(void)
 {
 	unlink(sock_path);
@@ -384,6 +400,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (listener < 0)
 		listener = listen_at();
 	b.listener = listener;
+	damage(&b);
 	must(!pipe(stop));
 	b.stop = stop[0];
 	must(store_server_new(&b.sv, b.store, &o, &err) == 0);

@@ -30,7 +30,8 @@ static void basics(void)
 	tap_ok(!store_del(ss, &k, &was, &err) && was && !has_n(ss, 5), "what is deleted is not there");
 	tap_ok(!store_del(ss, &k, &was, &err) && !was, "deleting it again says so");
 	for (uint64_t v = 1; v < 4; v++)
-		if (put_n(ss, 6, 70000, &(struct put_how){ .replace = true, .version = v }, &r, &err) || r != STORE_STORED ||
+		if (put_n(ss, 6, 70000, &(struct put_how){ .replace = true, .version = v }, &r, &err) ||
+			r != STORE_STORED ||
 			get_n(ss, 6, 70000, v) != GET_RIGHT)
 			bad++;
 	tap_is_int((long long)bad, 0, "what is replaced is the new one");
@@ -81,7 +82,8 @@ static void eviction(void)
 	tap_is_int((long long)over, 0, "the files are never more than the capacity");
 	tap_is_int((long long)wrong, 0, "nothing that is read is wrong");
 	tap_is_int((long long)kept, 20, "what is asked for all the time stays");
-	tap_diag("items %llu bytes %llu evicted %llu moved %llu segments %llu", (unsigned long long)st.items, (unsigned long long)st.bytes,
+	tap_diag("items %llu bytes %llu evicted %llu moved %llu segments %llu", (unsigned long long)st.items,
+		(unsigned long long)st.bytes,
 		(unsigned long long)st.evicted, (unsigned long long)st.moved_bytes, (unsigned long long)st.segments);
 	store_end(ss);
 	store_close(s);
@@ -93,7 +95,8 @@ static bool frames_like(const char *path)
 {
 	char command[1500];
 
-	snprintf(command, sizeof command, "for f in '%s'/*.seg; do '%s/bin/ds-frame' check \"$f\" >/dev/null || exit 1; done",
+	snprintf(command, sizeof command,
+		"for f in '%s'/*.seg; do '%s/bin/ds-frame' check \"$f\" >/dev/null || exit 1; done",
 		path, tap_build());
 	return system(command) == 0;
 }
@@ -116,7 +119,8 @@ static int put_soft(struct store_session *ss, uint64_t n, size_t size, bool get)
 	if (!get) {
 		bad = store_put(ss, &put, &r, &err) || r != STORE_STORED;
 	} else {
-		bad = store_get(ss, &put.key, 1, &sink, &got, &err) || !got || o.size != size || memcmp(o.p, p, size) != 0;
+		bad = store_get(ss, &put.key, 1, &sink, &got, &err) || !got || o.size != size ||
+			memcmp(o.p, p, size) != 0;
 		free(o.p);
 	}
 	free(p);
@@ -148,7 +152,8 @@ static void compressed(void)
 	s = store_at(path, &(struct store_options){ .read_only = true });
 	ss = session_of(s);
 	tap_ok(stat_of(ss).bytes < 300000 && stat_of(ss).items == 5, "in fewer bytes");
-	tap_ok(store_put(ss, &(struct store_put){ .key = k }, &r, &err) == DS_USAGE, "one that is read only takes nothing");
+	tap_ok(store_put(ss, &(struct store_put){ .key = k }, &r, &err) == DS_USAGE,
+		"one that is read only takes nothing");
 	store_end(ss);
 	store_close(s);
 	tap_ok(frames_like(path), "ds-frame check finds the segments right, with what was deleted");
@@ -167,7 +172,8 @@ static void rules(void)
 	struct ds_err err;
 	size_t bad = 0;
 
-	tap_ok(!put_n(ss, 1, 5000, NULL, &r, &err) && r == STORE_NOT_ADMITTED && !has_n(ss, 1), "the first time it is not stored");
+	tap_ok(!put_n(ss, 1, 5000, NULL, &r, &err) && r == STORE_NOT_ADMITTED && !has_n(ss, 1),
+		"the first time it is not stored");
 	tap_ok(!put_n(ss, 1, 5000, NULL, &r, &err) && r == STORE_STORED && has_n(ss, 1), "the second time it is");
 	store_end(ss);
 	store_close(s);
@@ -176,9 +182,11 @@ static void rules(void)
 	ss = session_of(s);
 	tap_ok(!put_n(ss, 2, 5000, &(struct put_how){ .ttl_ns = 1 }, &r, &err) && !has_n(ss, 2) &&
 		get_n(ss, 2, 5000, 0) == GET_MISS, "what has expired is not there");
-	tap_ok(!put_n(ss, 2, 5000, &(struct put_how){ .ttl_ns = 3600000000000 }, &r, &err) && r == STORE_STORED && has_n(ss, 2),
+	tap_ok(!put_n(ss, 2, 5000, &(struct put_how){ .ttl_ns = 3600000000000 }, &r, &err) && r == STORE_STORED &&
+		has_n(ss, 2),
 		"what will expire is");
-	tap_ok(put_n(ss, 3, 3 << 20, NULL, &r, &err) == DS_TEMP, "what is larger than the store is refused: %s", err.text);
+	tap_ok(put_n(ss, 3, 3 << 20, NULL, &r, &err) == DS_TEMP, "what is larger than the store is refused: %s",
+		err.text);
 	tap_ok(!put_n(ss, 4, 1 << 20, NULL, &r, &err) && get_n(ss, 4, 1 << 20, 0) == GET_RIGHT, "half of it is not");
 	tap_ok(!store_pin(ss, &k, 1, true, &err), "an item is pinned");
 	for (uint64_t i = 100; i < 1000; i++)
@@ -239,14 +247,16 @@ static void twice(bool older_last)
 	carry(other, path, older_last);
 	s = store_at(path, &(struct store_options){ 0 });
 	ss = session_of(s);
-	tap_ok(get_n(ss, 1, 3000, 2) == GET_RIGHT && get_n(ss, 11, 3000, 0) == GET_RIGHT && get_n(ss, 12, 3000, 0) == GET_RIGHT,
+	tap_ok(get_n(ss, 1, 3000, 2) == GET_RIGHT && get_n(ss, 11, 3000, 0) == GET_RIGHT &&
+		get_n(ss, 12, 3000, 0) == GET_RIGHT,
 		"of two items with one key the younger one is found");
 	tap_ok(!store_del(ss, &k, &was, &err) && was, "it is deleted");
 	store_end(ss);
 	store_close(s);
 	s = store_at(path, &(struct store_options){ 0 });
 	ss = session_of(s);
-	tap_ok(get_n(ss, 1, 3000, 1) == GET_MISS && get_n(ss, 11, 3000, 0) == GET_RIGHT && get_n(ss, 12, 3000, 0) == GET_RIGHT,
+	tap_ok(get_n(ss, 1, 3000, 1) == GET_MISS && get_n(ss, 11, 3000, 0) == GET_RIGHT &&
+		get_n(ss, 12, 3000, 0) == GET_RIGHT,
 		"and the older one does not come back");
 	store_end(ss);
 	store_close(s);
@@ -270,7 +280,8 @@ static void no_store(void)
 	tap_is_int(store_open(&s, addr, &o, &err), DS_DATA, "an empty directory is no store");
 	f = fopen(file, "w");
 	fclose(f);
-	tap_is_int(store_open(&s, addr, &(struct store_options){ 0 }, &err), DS_CONFIG, "somebody's directory is not made one");
+	tap_is_int(store_open(&s, addr, &(struct store_options){ 0 }, &err), DS_CONFIG,
+		"somebody's directory is not made one");
 	tap_diag("%s", err.text);
 	store_rm(path);
 }
@@ -291,25 +302,74 @@ static void say(void *ctx, const char *line)
 	tap_diag("%s", line);
 }
 
+/* All of a store to a file; the file, to be closed. */
+static int exported(const char *path, const char *file, uint64_t *items, struct ds_err *err)
+{
+	int fd = open(file, O_RDWR | O_CREAT | O_TRUNC, 0666);
+	struct frame_writer *w;
+
+	if (fd < 0 || frame_writer_new(&w, fd, file, err))
+		tap_bail("cannot write %s", file);
+	if (frame_write(w, FRAME_HELLO, 0, 0, NULL, NULL, 0, false, err) || dir_export(path, w, items, err) ||
+		frame_write_end(w, err))
+		*items = 0;
+	frame_writer_free(w);
+	lseek(fd, 0, SEEK_SET);
+	return fd;
+}
+
+static void moved_house(const char *path, const struct store_options *o)
+{
+	uint64_t items, already;
+	struct store_session *ss;
+	struct ds_err err = { 0 };
+	char other[500], file[600];
+	struct store *s;
+	size_t bad = 0;
+	int fd;
+
+	snprintf(other, sizeof other, "%s", store_path("other"));
+	snprintf(file, sizeof file, "%s.frames", other);
+	fd = exported(path, file, &items, &err);
+	tap_ok(items == 199, "export writes all: %s", err.text);
+	tap_ok(!dir_import(other, o, fd, file, &items, &already, &err) && items == 199 && !already,
+		"import reads them");
+	lseek(fd, 0, SEEK_SET);
+	tap_ok(!dir_import(other, o, fd, file, &items, &already, &err) && !items && already == 199,
+		"and knows them again");
+	lseek(fd, 0, SEEK_SET);
+	tap_ok(!ftruncate(fd, 100000) && dir_import(other, o, fd, file, &items, &already, &err) == DS_DATA,
+		"a stream that is cut is said to be: %s", err.text);
+	close(fd);
+	unlink(file);
+	s = store_at(other, o);
+	ss = session_of(s);
+	for (uint64_t i = 0; i < 300; i++)
+		bad += get_n(ss, i, 3000, 0) != (i % 3 == 0 || i == 7 ? GET_MISS : GET_RIGHT);
+	tap_is_int((long long)bad, 0, "what was imported is what was put");
+	store_end(ss);
+	store_close(s);
+	store_rm(other);
+}
+
 /* What ds-kvstore does to a directory: list, verify, gc, export, import. */
 static void tools(void)
 {
-	const char *path = store_path("tools"), *other = store_path("other");
+	char path[500];
 	struct store_options o = { .capacity = 8 << 20 };
-	struct store *s = store_at(path, &o);
-	struct store_session *ss = session_of(s);
+	struct store_session *ss;
 	enum store_put_result r;
 	struct dir_report rep;
 	struct listed l = { 0 };
-	struct ds_err err;
-	uint64_t items, already;
+	struct ds_err err = { 0 };
+	struct store *s;
 	size_t bad = 0;
-	char file[600];
-	struct frame_writer *w;
 	struct meta_builder *b = meta_new();
 	bool was;
-	int fd;
 
+	snprintf(path, sizeof path, "%s", store_path("tools"));
+	s = store_at(path, &o);
+	ss = session_of(s);
 	meta_put_cstr(b, "name", "of the item");
 	for (uint64_t i = 0; i < 300; i++)
 		bad += put_n(ss, i, 3000, &(struct put_how){ .meta = b, .ttl_ns = i == 7 ? 1 : 0 }, &r, &err) != 0;
@@ -319,38 +379,18 @@ static void tools(void)
 		bad += store_del(ss, &k, &was, &err) || !was;
 	}
 	tap_is_int((long long)bad, 0, "items are stored and some deleted");
-	tap_ok(!dir_verify(path, say, NULL, &rep, &err) && rep.items == 199, "a store in use is verified: %s", err.text);
+	tap_ok(!dir_verify(path, say, NULL, &rep, &err) && rep.items == 199, "a store in use is verified");
 	store_end(ss);
 	store_close(s);
 	tap_ok(!dir_verify(path, say, NULL, &rep, &err) && rep.items == 199 && !rep.torn_bytes && !rep.bad_indices &&
 		rep.dead_bytes > 300000, "and after it");
 	tap_ok(!dir_list(path, list_one, &l, &err) && l.n == 199, "list has what is alive");
-	tap_ok(!dir_gc(path, &o, &rep, &err) && rep.items == 199 && rep.dead_bytes > 300000, "gc gives up what is dead: %s",
-		err.text);
+	tap_ok(!dir_gc(path, &o, &rep, &err) && rep.items == 199 && rep.dead_bytes > 300000,
+		"gc gives up what is dead: %s", err.text);
 	tap_ok(!dir_verify(path, say, NULL, &rep, &err) && rep.items == 199 && !rep.dead_bytes, "which is gone then");
-	snprintf(file, sizeof file, "%s.frames", path);
-	fd = open(file, O_RDWR | O_CREAT | O_TRUNC, 0666);
-	bad = fd < 0 || frame_writer_new(&w, fd, file, &err) || frame_write(w, FRAME_HELLO, 0, 0, NULL, NULL, 0, false, &err) ||
-		dir_export(path, w, &items, &err) || frame_write_end(w, &err);
-	tap_ok(!bad && items == 199, "export writes all: %s", err.text);
-	frame_writer_free(w);
-	lseek(fd, 0, SEEK_SET);
-	tap_ok(!dir_import(other, &o, fd, file, &items, &already, &err) && items == 199 && !already, "import reads them: %s",
-		err.text);
-	lseek(fd, 0, SEEK_SET);
-	tap_ok(!dir_import(other, &o, fd, file, &items, &already, &err) && !items && already == 199, "and knows them again");
-	close(fd);
-	unlink(file);
-	s = store_at(other, &o);
-	ss = session_of(s);
-	for (uint64_t i = 0; i < 300; i++)
-		bad += get_n(ss, i, 3000, 0) != (i % 3 == 0 || i == 7 ? GET_MISS : GET_RIGHT);
-	tap_is_int((long long)bad, 0, "what was imported is what was put");
-	store_end(ss);
-	store_close(s);
+	moved_house(path, &o);
 	meta_free(b);
 	store_rm(path);
-	store_rm(other);
 }
 
 int main(void)

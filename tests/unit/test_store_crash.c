@@ -240,7 +240,8 @@ static void check(const char *path, const struct store_options *o, const char *w
 	tap_is_int((long long)stale, 0, "what was replaced or deleted is as it was acknowledged");
 	rc = dir_verify(path, say, NULL, &rep, &err);
 	tap_ok(!rc && !rep.torn_bytes && !rep.bad_indices, "verify finds nothing: %s", rc ? err.text : "");
-	tap_diag("%zu of %zu items, %zu segments; %zu faults, %zu refused", there, (size_t)told->next, (size_t)rep.segments,
+	tap_diag("%zu of %zu items, %zu segments; %zu faults, %zu refused", there, (size_t)told->next,
+		(size_t)rep.segments,
 		(size_t)told->faults, (size_t)told->refused);
 }
 
@@ -264,7 +265,8 @@ static void kill_storm(const char *path, const struct store_options *o, int kill
 	}
 }
 
-static void run(const char *name, const char *when, const struct store_options *o, int kills, int threads, enum faults faults)
+static void run(const char *name, const char *when, const struct store_options *o, int kills, int threads,
+	enum faults faults)
 {
 	const char *path = store_path(name);
 

@@ -72,6 +72,8 @@ static void flip(uint64_t which)
 
 	for (size_t i = 0; i < image_count; i++)
 		total += images[i].n;
+	if (!total)
+		return;
 	bit = random_bits(11, which) % (total * 8);
 	for (size_t i = 0; i < image_count; i++) {
 		if (bit / 8 < images[i].n) {
@@ -177,13 +179,15 @@ static void planted(void)
 	store_item_put(b, &item);
 	bad = frame_writer_new(&w, -1, "evil", &err);
 	for (uint64_t i = 0; i < COPIES && !bad; i++) {
-		bad = frame_encode(w, FRAME_STORE, 0, random_bits(1, i), 2 + i % 3, b, &iov, 1, true, &front, &err) != 0;
+		bad = frame_encode(w, FRAME_STORE, 0, random_bits(1, i), 2 + i % 3, b, &iov, 1, true, &front,
+			&err) != 0;
 		memcpy(p + n, front.p, front.n);
 		memcpy(p + n + front.n, body, 64);
 		n += front.n + 64;
 	}
 	put.iov = &(struct iovec){ p, n };
-	bad = bad || store_put(ss, &put, &r, &err) || put_n(ss, 2, 500, NULL, &r, &err) || put_n(ss, 3, 500, NULL, &r, &err);
+	bad = bad || store_put(ss, &put, &r, &err) || put_n(ss, 2, 500, NULL, &r, &err) || put_n(ss, 3, 500, NULL, &r,
+		&err);
 	tap_ok(!bad, "an item full of frames is stored");
 	store_end(ss);
 	store_close(s);

@@ -220,7 +220,8 @@ static void sight(void)
 		"what one puts the other has");
 	tap_ok(!put_n(sb, 1, 5000, NULL, &r, &err) && r == STORE_ALREADY, "and does not store again");
 	tap_ok(!store_del(sb, &k, &was, &err) && was && get_n(sa, 1, 5000, 0) == GET_MISS, "what it deletes is gone");
-	tap_ok(!put_n(sa, 2, 5000, &(struct put_how){ .replace = true, .version = 1 }, &r, &err) && soon(sb, 2, true, 2000) &&
+	tap_ok(!put_n(sa, 2, 5000, &(struct put_how){ .replace = true, .version = 1 }, &r, &err) && soon(sb, 2, true,
+		2000) &&
 		!put_n(sb, 2, 5000, &(struct put_how){ .replace = true, .version = 2 }, &r, &err) &&
 		get_n(sb, 2, 5000, 2) == GET_RIGHT, "what one replaces is the other's");
 	for (int i = 0; i < 300 && get_n(sa, 2, 5000, 2) != GET_RIGHT; i++) {
