@@ -68,7 +68,7 @@ static bool alive(struct dir *d, const struct segment *seg, const struct idx_rec
 {
 	unsigned asked;
 
-	return !r->dead && (!r->expires || r->expires > (uint64_t)time_wall_ns() / 1000000000) &&
+	return !r->dead && (!r->expires || r->expires > (uint64_t)time_wall_ns() / 1000000000 + 1) &&
 		entry_at_place(d, seg, r, &asked);
 }
 

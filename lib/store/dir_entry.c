@@ -122,9 +122,9 @@ int segment_fd(struct dir *d, struct segment *seg)
 
 uint32_t store_seconds(uint64_t expires_ns)
 {
-	uint64_t s = expires_ns / 1000000000;
+	uint64_t s = expires_ns / 1000000000 + (expires_ns % 1000000000 != 0);
 
-	return !expires_ns ? 0 : !s ? 1 : s > UINT32_MAX ? UINT32_MAX : (uint32_t)s;
+	return !expires_ns ? 0 : s > UINT32_MAX ? UINT32_MAX : (uint32_t)s;
 }
 
 static uint64_t entry_bytes(const struct index_entry *e)

@@ -40,6 +40,10 @@ static enum state read_front(struct dir *d, struct tools *t, const struct found 
 	if (frame_front_bytes(t->front) != n || frame.data_len != (uint64_t)f->e.data * INDEX_UNIT ||
 		store_item_get(&frame, item, err) || !store_key_equal(&item->key, &f->e.key))
 		return WRONG;
+	if (store_item_expired(item, (uint64_t)time_wall_ns())) {
+		COUNT(d, expired, 1);
+		return DELETED;
+	}
 	return RIGHT;
 }
 
@@ -146,6 +150,17 @@ static int find_front(struct dir_session *ss, const struct store_key *key, struc
 			return err->code;
 	}
 	return err_set(err, DS_NO, "it is not there");
+}
+
+bool dir_over(struct dir_session *ss, const struct found *f)
+{
+	struct store_item item;
+	struct ds_err err;
+	int fd;
+
+	if (!f->e.expires || f->e.expires > store_seconds((uint64_t)time_wall_ns()))
+		return false;
+	return read_front(ss->d, &ss->t, f, &fd, &item, &err) == DELETED && (dir_forget(ss->d, f), true);
 }
 
 enum next { NEXT, STOP, MISS };

@@ -228,8 +228,10 @@ void segment_release(struct dir *d, struct segment *seg);
 int segment_fd(struct dir *d, struct segment *seg);
 /* Closes files that nobody uses now; false: there are none. */
 bool dir_close_some(struct dir *d);
-/* For an index entry; 0: never. */
+/* For an index entry; 0: never.  Rounded up: what is over within the second is seen by who reads the item's front. */
 uint32_t store_seconds(uint64_t expires_ns);
+/* It is in its last second, and that is over: it is taken out of the index. */
+bool dir_over(struct dir_session *ss, const struct found *f);
 /* Takes it out of the index if it still lies there; true: it did. */
 bool dir_forget(struct dir *d, const struct found *f);
 /* Deletes an item in its file, and in the file beside it. */

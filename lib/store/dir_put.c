@@ -215,15 +215,17 @@ static int store_it(struct dir_session *ss, const struct store_put *p, const str
 }
 
 /* It is there: 0, and with sync, on disk. */
-static int already(struct dir *d, const struct store_put *p, bool *is, struct ds_err *err)
+static int already(struct dir_session *ss, const struct store_put *p, bool *is, struct ds_err *err)
 {
+	struct dir *d = ss->d;
 	struct found f;
 	int rc = 0;
 
 	*is = dir_find(d, &p->key, false, &f);
 	if (!*is)
 		return 0;
-	if (p->sync || d->base.o.sync) {
+	*is = !dir_over(ss, &f);
+	if (*is && (p->sync || d->base.o.sync)) {
 		rc = segment_sync(d, f.seg, ((uint64_t)f.e.offset + f.e.front + f.e.data) * INDEX_UNIT, err);
 		*is = !rc; /* else it is stored once more */
 	}
@@ -278,7 +280,7 @@ int dir_put_item(struct dir_session *ss, const struct store_put *p, const struct
 		goto out;
 	flight_begin(d, &f);
 	if (!p->replace)
-		rc = already(d, p, &is, err);
+		rc = already(ss, p, &is, err);
 	if (rc) {
 		;
 	} else if (is) {

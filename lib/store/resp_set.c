@@ -13,6 +13,14 @@ struct set {
 	int64_t ttl_ns;      /* timed: at most 0 is past already */
 };
 
+/* A store that says that the key is there already means an item that is just over, perhaps, or another name's. */
+static bool is_there(struct resp_conn *c, struct resp_text name, struct ds_err *err)
+{
+	struct resp_seek s;
+
+	return resp_seek(c, name, false, &s, err) != 0 || s.found;
+}
+
 /* What cannot be done was replied: false. */
 static bool put(struct resp_conn *c, struct resp_text name, struct resp_text value, const struct set *how, bool *stored,
 	struct ds_err *err)
@@ -29,6 +37,10 @@ static bool put(struct resp_conn *c, struct resp_text name, struct resp_text val
 	meta_reset(c->meta);
 	meta_put_bin(c->meta, "name", name.p, name.n);
 	rc = store_put(c->ss, &p, &result, err);
+	if (!rc && result == STORE_ALREADY && !is_there(c, name, err)) {
+		p.replace = true;
+		rc = store_put(c->ss, &p, &result, err);
+	}
 	/* A value that is not wanted is as one that was forgotten at once; the one before it must not be seen again. */
 	if (!rc && result == STORE_NOT_ADMITTED && p.replace)
 		rc = store_del(c->ss, &p.key, &was, err);

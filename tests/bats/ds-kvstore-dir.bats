@@ -153,7 +153,7 @@ assert s["items"] == 34 and s["bytes"] > 3100000 and s["segments"] >= 3, s'
 	limited ds-kvstore export store -o all.frames -f
 	ds-frame check all.frames
 	refused 74 '' sh -c 'exec ds-kvstore export store >/dev/full'
-	[ "$(ls)" = $'all.frames\nrefused.out\nstore' ] || [ "$(ls | grep -vc -e all.frames -e store -e refused -e err)" -eq 0 ]
+	[ "$(find . -name '*frames*' | wc -l)" -eq 1 ]
 }
 
 @test "gc drops what is dead" {

@@ -115,7 +115,7 @@ quiet() {
 }
 
 @test "clients that stand still are dropped, and hold nobody" {
-	serve --peer-timeout 1s
+	serve --peer-timeout 2s
 	check slow unix:kv.sock
 	stop
 	grep -q 'stands still within a frame' "$BG_ERR"
@@ -148,8 +148,12 @@ quiet() {
 
 @test "killed and started again: what was acknowledged is there" {
 	serve --sync
+	touch log
 	"$PYTHON" "$CHECK" storm unix:kv.sock log & storm=$!
-	sleep 1
+	for _ in $(seq 600); do
+		[ "$(wc -l <log)" -ge 20 ] && break
+		sleep 0.05
+	done
 	kill -KILL "$(pgrep -P "$BG" -x ds-kvstore)"
 	wait "$BG" || true
 	wait "$storm"

@@ -38,7 +38,7 @@ def basics(addr):
     assert c.get([KEYS[20], KEYS[0]]) == []
     assert c.put(KEYS[2], b"other", replace=True, sync=True) == "stored"
     assert c.get(KEYS[2:3])[0][1] == b"other"
-    assert c.put(KEYS[9], b"soon over", ttl_ns=2_500_000_000) == "stored" and c.has(KEYS[9:10]) == 1
+    assert c.put(KEYS[9], b"soon over", ttl_ns=4_000_000_000) == "stored" and c.has(KEYS[9:10]) == 1
     assert c.call("del", KEYS[3:4])[-1][0]["was"] and not c.call("del", KEYS[3:4])[-1][0]["was"]
     assert c.has(KEYS) == 3
     assert c.put(KEYS[3], value(3, 63)) == "stored"
@@ -47,7 +47,7 @@ def basics(addr):
     c.call("doubt", KEYS[:2])
     stat = c.stat()
     assert stat["items"] in (8, 9) and stat["corrupt"] == 0 and stat["hits"] >= 9, stat
-    time.sleep(3)
+    time.sleep(4.5)
     assert c.has(KEYS[9:10]) == 0 and c.get(KEYS[9:10]) == []
     c.end()
 
@@ -164,7 +164,7 @@ def many(addr, clients="64"):
 
 
 def slow(addr):
-    """Clients that stand still in the middle of things hold nobody, and are dropped (--peer-timeout is 1s)."""
+    """Clients that stand still in the middle of things hold nobody, and are dropped (--peer-timeout is 2s)."""
     fast = Client(addr)
     assert fast.put(KEYS[0], value(0, 1 << 20)) in ("stored", "already")
     half = Client(addr)           # half a put
@@ -191,13 +191,13 @@ def slow(addr):
     idle = Client(addr)           # asked for something, and stays
     assert idle.has(KEYS[:1]) == 1
     worst = 0
-    until = time.monotonic() + 3
+    until = time.monotonic() + 5
     while time.monotonic() < until:
         t = time.monotonic()
         assert fast.get(KEYS[:1])[0][1] == value(0, 1 << 20)
         worst = max(worst, time.monotonic() - t)
         time.sleep(0.01)
-    assert worst < 1, worst
+    assert worst < 1.8, worst
     for c in (half, deaf):
         c.s.settimeout(10)
         try:

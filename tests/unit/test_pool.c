@@ -32,18 +32,33 @@ static void *take(void *arg)
 	return NULL;
 }
 
-static void start(struct taker *t)
+/* Until so many wait. */
+static void waiting(size_t want)
+{
+	size_t n = want + 1;
+
+	while (n != want) {
+		poll(NULL, 0, 1);
+		pthread_mutex_lock(&pool.lock);
+		n = 0;
+		for (const struct store_pool_wait *w = pool.first; w; w = w->next)
+			n++;
+		pthread_mutex_unlock(&pool.lock);
+	}
+}
+
+static void start(struct taker *t, size_t n)
 {
 	pthread_create(&t->thread, NULL, take, t);
-	poll(NULL, 0, 50); /* until it waits */
+	waiting(n);
 }
 
 int main(void)
 {
 	struct store_buffer a, b, c;
 	struct ds_err err = { 0 };
-	struct taker t[4] = { { 1, 3 * MB, 0, -1, 0 }, { 2, MB / 2, 0, -1, 0 }, { 3, MB, 100000000, -1, 0 },
-		{ 4, MB, 0, -1, 0 } };
+	struct taker t[4] = { { 1, 3 * MB, 0, -1, 0 }, { 2, 2 * MB, 0, -1, 0 }, { 3, MB, 2000000000, -1, 0 },
+		{ 4, 3 * MB, 0, -1, 0 } };
 	int64_t began;
 	uint8_t *was;
 	int rc;
@@ -52,15 +67,18 @@ int main(void)
 		tap_bail("%s", err.text);
 	rc = store_pool_take(&pool, 2 * MB, 1, &a, &err);
 	rc = rc ? rc : store_pool_take(&pool, MB, 1, &b, &err);
-	tap_ok(!rc && a.p != b.p && (uintptr_t)a.p % 64 == 0 && store_pool_taken(&pool) == 3 * MB, "what fits is given");
+	tap_ok(!rc && a.p != b.p && (uintptr_t)a.p % 64 == 0 && store_pool_taken(&pool) == 3 * MB,
+		"what fits is given");
 	began = time_mono_ns();
 	rc = store_pool_take(&pool, 2 * MB, began + 50000000, &c, &err);
 	tap_ok(rc == DS_TEMP && !c.p && time_mono_ns() - began >= 50000000, "what does not fit waits, to no end: %s",
 		err.text);
-	for (int i = 0; i < 4; i++)
-		start(&t[i]);
-	tap_ok(turns == 0, "behind one that waits nobody is given any, though it would fit");
-	poll(NULL, 0, 100);
+	start(&t[0], 1);
+	start(&t[1], 2);
+	start(&t[3], 3);
+	tap_ok(turns == 0, "behind one that waits nobody is given any");
+	start(&t[2], 4); /* would fit */
+	waiting(3);
 	store_pool_give(&pool, &a);
 	store_pool_give(&pool, &b);
 	for (int i = 0; i < 4; i++)
