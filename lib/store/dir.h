@@ -11,7 +11,7 @@
  * but for the heads of items that were deleted or found broken, which become droppable frames.
  *
  * Eviction is S3-FIFO (Yang et al., SOSP 2023) by whole segments: items that came in are written to small segments,
- * about a tenth of the capacity; when the oldest of these is removed, what was asked for since goes on to a main
+ * about half of the capacity; when the oldest of these is removed, what was asked for since goes on to a main
  * segment, the rest leaves its key in a list of ghosts; what comes back soon goes to a main segment at once.  The
  * oldest main segment gives up what was not asked for since it was written.
  */

@@ -12,7 +12,7 @@
 #include "store/dir_impl.h"
 
 enum {
-	SMALL_SHARE = 10, /* one in so many bytes is for what is new */
+	SMALL_SHARE = 2, /* one in so many bytes is for what is new: dialogues go on after minutes */
 	MOVE_MOST = 4,    /* segments' worth of items that are moved to make room once; then they go, too */
 	BATCH = 256,
 };
