@@ -35,7 +35,8 @@ struct dir_report {
 /* Reads every byte.  tell: once for each fault, a line.  DS_NO: an item is wrong (a torn end is not). */
 int dir_verify(const char *path, void (*tell)(void *ctx, const char *line), void *ctx, struct dir_report *r,
 	struct ds_err *err);
-/* Writes what is alive in segments with dead bytes anew and removes them; makes lost indices. */
+/* Writes what is alive in segments with dead bytes, or in several small ones, anew and removes them; makes lost
+ * indices.  In r: what is there then, and the dead bytes that were. */
 int dir_gc(const char *path, const struct store_options *o, struct dir_report *r, struct ds_err *err);
 /* All items as one stream of frames; and such a stream's into the store: those that are there already are skipped. */
 int dir_export(const char *path, struct frame_writer *w, uint64_t *items, struct ds_err *err);

@@ -86,7 +86,22 @@ static uint64_t dead_bytes(struct dir *d, struct segment *seg, const struct idx 
 	return rest > SEGMENT_END_MAX ? rest : 0;
 }
 
-static int gc_segment(struct dir *d, struct segment *seg, struct dir_report *r, struct ds_err *err)
+/* Many that are small, as of processes that ran for a short time, become one. */
+static bool is_small(const struct dir *d, const struct segment *seg)
+{
+	return seg->size < d->segment_bytes / 8;
+}
+
+static bool has_fellows(const struct dir *d, const struct segment *seg, const struct held *h)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < h->n; i++)
+		n += h->seg[i]->id.main == seg->id.main && is_small(d, h->seg[i]);
+	return is_small(d, seg) && n > 1;
+}
+
+static int gc_segment(struct dir *d, struct segment *seg, bool merge, struct dir_report *r, struct ds_err *err)
 {
 	struct idx x = { 0 };
 	uint64_t dead;
@@ -97,7 +112,7 @@ static int gc_segment(struct dir *d, struct segment *seg, struct dir_report *r, 
 	if (segment_records(d, seg, &x, err))
 		goto out;
 	dead = dead_bytes(d, seg, &x);
-	if (!dead)
+	if (!dead && !merge)
 		goto out;
 	for (size_t i = 0; !rc && i < x.n; i++)
 		if (alive(d, seg, &x.rec[i]))
@@ -133,7 +148,7 @@ int dir_gc(const char *path, const struct store_options *o, struct dir_report *r
 	dir_lock(d, true);
 	rc = hold_all(d, true, &h, err);
 	for (size_t i = 0; !rc && i < h.n; i++)
-		rc = gc_segment(d, h.seg[i], r, err);
+		rc = gc_segment(d, h.seg[i], has_fellows(d, h.seg[i], &h), r, err);
 	release_all(d, &h);
 	dir_unlock(d);
 	pthread_mutex_unlock(&d->write);

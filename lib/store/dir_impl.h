@@ -262,7 +262,8 @@ void dir_unlock(struct dir *d);
 
 /* ---- segment_write.c, segment_sync.c; all but segment_sync under dir.write ---- */
 
-uint64_t segment_bytes(const struct segment *seg); /* that it counts for */
+uint64_t segment_holds(const struct segment *seg); /* bytes of its files */
+uint64_t segment_bytes(const struct segment *seg); /* that it counts for: while it grows, what it may grow to */
 /* The active segment of that kind with room for n bytes, made and room made for it where needed.  moving: for an item
  * that is moved.  DS_TEMP, DS_IO. */
 int segment_for(struct dir *d, bool main, uint64_t n, bool moving, struct segment **seg, struct ds_err *err);

@@ -111,7 +111,7 @@ static int tail(struct dir *d, struct segment *seg, struct ds_err *err)
 	}
 	scan_end(&s);
 	idx_free(&x);
-	return rc;
+	return rc == DS_IO ? 0 : rc; /* what cannot be read is not there */
 }
 
 static int seen_new(struct dir *d, const struct segment_id *id, struct ds_err *err)

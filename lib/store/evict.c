@@ -57,7 +57,7 @@ int segment_records(struct dir *d, struct segment *seg, struct idx *x, struct ds
 
 /* ---- which ---- */
 
-/* The oldest of its kind that is complete; its kind: small ones as long as they have more than their share. */
+/* The oldest of its kind that this process does not write; its kind: small ones as long as they have more than their share. */
 static struct segment *pick(struct dir *d)
 {
 	struct segment *oldest[2] = { NULL, NULL }, *seg;
@@ -73,7 +73,7 @@ static struct segment *pick(struct dir *d)
 			continue;
 		bytes[seg->id.main] += segment_bytes(seg);
 		o = &oldest[seg->id.main];
-		if (seg->sealed && !seg->skip && !seg->mine && (!*o || segment_order(&seg->id, &(*o)->id) < 0))
+		if (!seg->skip && !seg->mine && (!*o || segment_order(&seg->id, &(*o)->id) < 0))
 			*o = seg;
 	}
 	main = bytes[0] < (bytes[0] + bytes[1]) / SMALL_SHARE;

@@ -19,14 +19,17 @@
 
 enum { PIECES = 64, HELLO_MAX = 512, TRIES = 8 };
 
+uint64_t segment_holds(const struct segment *seg)
+{
+	return __atomic_load_n(&seg->size, __ATOMIC_RELAXED) + IDX_HEAD +
+		__atomic_load_n(&seg->items, __ATOMIC_RELAXED) * IDX_RECORD;
+}
+
 uint64_t segment_bytes(const struct segment *seg)
 {
-	uint64_t size = __atomic_load_n(&seg->size, __ATOMIC_RELAXED);
-	uint64_t beside = IDX_HEAD + __atomic_load_n(&seg->items, __ATOMIC_RELAXED) * IDX_RECORD;
+	uint64_t holds = segment_holds(seg);
 
-	if (!seg->sealed && size + beside < seg->reserve)
-		return seg->reserve;
-	return size + beside;
+	return !seg->sealed && holds < seg->reserve ? seg->reserve : holds;
 }
 
 /* All of iov at that place. */
