@@ -55,7 +55,7 @@ void http_answer(int fd, int (*page)(void *ctx, const char *path, struct buf *b)
 
 	if (!read_request(fd, request, sizeof request))
 		return;
-	if (sscanf(request, "%7[A-Z] %255[^ \r\n]", method, path) != 2)
+	if (sscanf(request, "%7[A-Z] %255[^ ?\r\n]", method, path) != 2)
 		status = 400;
 	else if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0)
 		status = 405;

@@ -126,6 +126,8 @@ static int take_file(struct getting *g, const struct frame *f, struct ds_err *er
 		err_set(err, DS_PROTO, fd < 0 ? "a file without its descriptor" : "a file's number twice");
 	if (fd >= 0)
 		close(fd);
+	else
+		ss->no_fds = true;
 	return wire_nonsense(ss, err);
 }
 
@@ -279,7 +281,7 @@ int remote_get(struct store_session *base, const struct store_key *keys, size_t 
 {
 	struct remote_session *ss = (struct remote_session *)base;
 	struct getting g = { .ss = ss, .keys = keys, .n = n, .sink = sink };
-	const struct store_request ask = { .op = STORE_OP_GET, .n = n, .fds = ss->r->fds };
+	const struct store_request ask = { .op = STORE_OP_GET, .n = n, .fds = ss->r->fds && !ss->no_fds };
 	const struct iovec iov = { (void *)(uintptr_t)keys, n * sizeof *keys };
 	enum frame_event ev;
 	struct frame *f;

@@ -35,6 +35,7 @@ struct remote_session {
 	uint64_t seq, sent;       /* frames and bytes to the peer */
 	uint64_t stream;          /* number of the request */
 	bool greeted;             /* its hello was read */
+	bool no_fds;              /* a descriptor did not arrive: this process may have too many */
 	uint8_t *shared;          /* [shared_bytes] memory from which the peer takes payloads, NULL: none */
 	size_t shared_bytes;
 	int shared_fd;
