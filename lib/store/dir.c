@@ -19,7 +19,7 @@ uint8_t *tools_room(uint8_t **p, size_t *cap, size_t n)
 {
 	uint8_t *q;
 
-	if (*p && n <= *cap)
+	if (*cap && n <= *cap)
 		return *p;
 	n = round_up(n ? n : 1, 4096);
 	q = aligned_alloc(FRAME_ALIGN, n);

@@ -90,7 +90,8 @@ static size_t has_now(struct dir *d, const struct store_key *keys, size_t n, uin
 		index_find_many(d->index, keys + from, m, found);
 		for (size_t i = 0; i < m; i++) {
 			const struct index_entry *e = found[i] == INDEX_NONE ? NULL : index_at(d->index, found[i]);
-			bool is = e && !d->gone[e->segment] && !expired(e, now + 1); /* not one that has a part of a second */
+			bool is = e && !d->gone[e->segment] && !expired(e,
+				now + 1); /* not one that has a part of a second */
 
 			row = row && is;
 			*prefix += row;

@@ -290,14 +290,11 @@ static bool split(struct index *x, uint32_t bits)
 
 void index_reserve(struct index *x, size_t n)
 {
-	while (x->count + x->tables * (FULL / 2) < n && x->tables < (size_t)1 << DEPTH_MAX) {
-		size_t tables = (size_t)1 << x->depth;
+	while (x->depth < DEPTH_MAX && ((size_t)FULL * 15 / 16) << x->depth < n) {
+		unsigned depth = x->depth;
 
-		if ((tables * (FULL * 7 / 8)) >= n)
-			break;
-		for (size_t i = 0; i < tables; i++)
-			if (x->dir[(i << x->depth) / tables]->depth < 32 &&
-				!split(x, (uint32_t)(((uint64_t)i << 32) / tables)))
+		for (uint64_t i = 0; i < (uint64_t)1 << depth; i++)
+			if (!split(x, depth ? (uint32_t)(i << (32 - depth)) : 0))
 				return;
 	}
 }

@@ -32,6 +32,33 @@ static struct told {
  * made. */
 static struct { uint64_t dirty[256], removed_dirty, syncs; bool watch, named; } disk;
 
+/* What a machine that loses its power keeps of segments at least: names that are on disk, so many bytes. */
+static struct kept { char name[64]; off_t size; bool named; } kept[64];
+static size_t kept_count;
+
+static void keep(int fd)
+{
+	char link[64], to[600];
+	const char *name;
+	struct stat st;
+	ssize_t n;
+	size_t i = 0;
+
+	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+	n = readlink(link, to, sizeof to - 1);
+	if (n <= 0 || fstat(fd, &st))
+		return;
+	to[n] = 0;
+	name = strrchr(to, '/') + 1;
+	while (i < kept_count && strcmp(kept[i].name, name) != 0)
+		i++;
+	if (i == 64 || !S_ISREG(st.st_mode))
+		return;
+	snprintf(kept[i].name, sizeof kept[i].name, "%.63s", name);
+	kept[i].size = st.st_size;
+	kept_count += i == kept_count;
+}
+
 static size_t all_dirty(void)
 {
 	size_t n = 0;
@@ -101,6 +128,7 @@ int fdatasync(int fd)
 	if (disk.watch && fd < 256) {
 		disk.dirty[fd] = 0;
 		disk.syncs++;
+		keep(fd);
 	}
 	return chance(60) ? fail_with(EIO) : (int)syscall(SYS_fdatasync, fd);
 }
@@ -108,6 +136,8 @@ int fdatasync(int fd)
 int fsync(int fd)
 {
 	disk.named = true;
+	for (size_t i = 0; i < kept_count; i++)
+		kept[i].named = true;
 	return (int)syscall(SYS_fsync, fd);
 }
 
@@ -245,6 +275,26 @@ static void check(const char *path, const struct store_options *o, const char *w
 		(size_t)told->faults, (size_t)told->refused);
 }
 
+/* Two processes at once, with less room than they need; both are killed. */
+static void kill_both(const char *path, const struct store_options *o, int kills)
+{
+	for (int i = 0; i < kills; i++) {
+		struct timespec t = { 0, (long)(random_bits(12, (uint64_t)i) % 40000000) };
+		pid_t pid[2];
+
+		for (int k = 0; k < 2; k++) {
+			pid[k] = fork();
+			if (!pid[k])
+				storm(path, o, 2);
+		}
+		nanosleep(&t, NULL);
+		for (int k = 0; k < 2; k++)
+			kill(pid[k], SIGKILL);
+		for (int k = 0; k < 2; k++)
+			waitpid(pid[k], NULL, 0);
+	}
+}
+
 static void kill_storm(const char *path, const struct store_options *o, int kills, int threads, enum faults faults)
 {
 	for (int i = 0; i < kills; i++) {
@@ -273,6 +323,17 @@ static void run(const char *name, const char *when, const struct store_options *
 	memset(told, 0, sizeof *told);
 	kill_storm(path, o, kills, threads, faults);
 	check(path, o, when, faults != FULL, threads == 1 && !faults);
+	store_rm(path);
+}
+
+static void run_both(const char *name, int kills)
+{
+	struct store_options o = { .segment = 64 << 10, .capacity = 2 << 20 };
+	const char *path = store_path(name);
+
+	memset(told, 0, sizeof *told);
+	kill_both(path, &o, kills);
+	check(path, &o, "two processes that make room, killed", false, false);
 	store_rm(path);
 }
 
@@ -312,6 +373,71 @@ static void order(void)
 	store_rm(path);
 }
 
+/* The directory as it is found after the power was lost: of each segment what was brought to disk, then zeros up to
+ * the length that it had, or nothing; files beside segments are there. */
+static void after_power(const char *from, const char *to, bool zeros)
+{
+	char names[64][64], a[700], command[1500];
+	int n = store_files(from, ".seg", names, 64);
+
+	snprintf(command, sizeof command, "cp -r '%s' '%s'", from, to);
+	if (system(command))
+		tap_bail("cannot copy %s", from);
+	for (int i = 0; i < n; i++) {
+		struct stat st;
+		size_t k = 0;
+
+		snprintf(a, sizeof a, "%s/%.63s", to, names[i]);
+		while (k < kept_count && strcmp(kept[k].name, names[i]) != 0)
+			k++;
+		if (k == kept_count || !kept[k].named)
+			unlink(a);
+		else if (stat(a, &st) || truncate(a, kept[k].size) || (zeros && truncate(a, st.st_size)))
+			tap_bail("cannot cut %s", a);
+	}
+}
+
+static void power(bool zeros)
+{
+	char path[500], other[500];
+	struct store_options o = { .segment = 64 << 10 };
+	struct store *s;
+	struct store_session *ss;
+	enum store_put_result r;
+	struct ds_err err;
+	size_t lost = 0, wrong = 0, more = 0;
+
+	snprintf(path, sizeof path, "%s", store_path("power"));
+	snprintf(other, sizeof other, "%s", store_path("power2"));
+	memset(&disk, 0, sizeof disk);
+	kept_count = 0;
+	s = store_at(path, &o);
+	ss = session_of(s);
+	disk.watch = true;
+	for (uint64_t n = 0; n < 230; n++)
+		wrong += put_n(ss, n, 2000, &(struct put_how){ .sync = n % 10 == 9 && n < 200 }, &r, &err) != 0;
+	disk.watch = false;
+	after_power(path, other, zeros);
+	store_end(ss);
+	store_close(s);
+	s = store_at(other, &o);
+	ss = session_of(s);
+	for (uint64_t n = 0; n < 230; n++) {
+		enum get_result g = get_n(ss, n, 2000, 0);
+
+		wrong += g == GET_WRONG;
+		lost += n < 200 && n % 10 == 9 && g != GET_RIGHT;
+		more += g == GET_RIGHT;
+	}
+	tap_ok(!wrong && !lost,
+		"what was promised survives a loss of power, the rest is right or gone: %zu of 230 there",
+		more);
+	store_end(ss);
+	store_close(s);
+	store_rm(path);
+	store_rm(other);
+}
+
 int main(void)
 {
 	struct store_options o = { .segment = 1 << 20 };
@@ -319,9 +445,12 @@ int main(void)
 
 	told = mmap(NULL, sizeof *told, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	order();
+	power(false);
+	power(true);
 	run("killed", "killed while one thread put", &o, kills / 2, 1, SOUND);
 	run("killed4", "killed while three threads put", &o, kills / 2, 3, SOUND);
 	run("faulty", "a disk that fails", &o, kills / 4, 3, FAILS);
+	run_both("both", kills / 4);
 	run("full", "a disk that is full", &o, kills / 4, 3, FULL);
 	return tap_done();
 }
