@@ -99,6 +99,8 @@ static void redis_close(struct store *base)
 	if (s->password)
 		explicit_bzero(s->password, strlen(s->password));
 	free(s->password);
+	pthread_mutex_destroy(&s->lock);
+	free(s->known);
 	free(s);
 }
 
@@ -110,6 +112,7 @@ static int open_any(struct store **out, const struct store_ops *ops, const char 
 
 	if (!s)
 		return err_nomem(err, sizeof *s, "a store");
+	pthread_mutex_init(&s->lock, NULL);
 	s->base.ops = ops;
 	if (o)
 		s->base.o = *o;
@@ -169,6 +172,10 @@ static int redis_begin(struct store_session **out, struct store *base, struct ds
 		rc = frame_parser_new(&ss->parser, err);
 	if (!rc && !(ss->meta = meta_new()))
 		rc = err_nomem(err, 1, "a session");
+	pthread_mutex_lock(&ss->s->lock);
+	for (size_t i = 0; !rc && i < ss->s->nknown; i++)
+		rc = redis_node_add(ss, &ss->s->known[i], &at, err);
+	pthread_mutex_unlock(&ss->s->lock);
 	for (size_t i = 0; !rc && i < ss->s->nseeds; i++)
 		rc = redis_node_add(ss, &ss->s->seeds[i], &at, err);
 	if (!rc && ss->s->cluster) {

@@ -178,6 +178,33 @@ static int read_map(struct redis_session *ss, struct redis_node *from, uint16_t 
 	return rc;
 }
 
+/* For sessions to come.  Without memory they begin with the seeds. */
+static void publish(const struct redis_session *ss)
+{
+	struct redis *s = ss->s;
+	uint16_t last = NO_NODE;
+
+	pthread_mutex_lock(&s->lock);
+	s->nknown = 0;
+	for (size_t slot = 0; slot < REDIS_SLOTS; slot++) {
+		uint16_t node = ss->slots[slot];
+		struct addr *known;
+		size_t i = 0;
+
+		if (node == last || node == NO_NODE)
+			continue;
+		last = node;
+		while (i < s->nknown && strcmp(s->known[i].text, ss->nodes[node]->addr.text) != 0)
+			i++;
+		known = i < s->nknown ? NULL : mem_more(s->known, &s->known_cap, s->nknown, sizeof *known);
+		if (!known)
+			continue;
+		s->known = known;
+		known[s->nknown++] = ss->nodes[node]->addr;
+	}
+	pthread_mutex_unlock(&s->lock);
+}
+
 /* Replies are on their way: what is asked now would be answered after them. */
 static bool owing(const struct redis_session *ss)
 {
@@ -206,6 +233,7 @@ static int refresh(struct redis_session *ss, struct ds_err *err)
 		free(ss->slots);
 		ss->slots = slots;
 		ss->stale = false;
+		publish(ss);
 		return 0;
 	}
 	free(slots);

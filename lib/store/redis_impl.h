@@ -12,6 +12,7 @@
 #ifndef DS_STORE_REDIS_IMPL_H
 #define DS_STORE_REDIS_IMPL_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "net/addr.h"
@@ -31,6 +32,9 @@ struct redis {
 	char *password;
 	struct addr seeds[REDIS_SEEDS];
 	size_t nseeds;
+	pthread_mutex_t lock;    /* of those known */
+	struct addr *known;      /* nodes of the last map that a session read: the seeds may be gone */
+	size_t nknown, known_cap;
 	_Atomic uint64_t has, has_found, hits, misses, hit_bytes, puts, put_bytes, already, refused, corrupt, expired;
 };
 
