@@ -16,7 +16,7 @@
 #include "base/mem.h"
 #include "store/dir_impl.h"
 
-enum { RECORD_BODY = IDX_RECORD - 4, HEAD_BODY = IDX_HEAD - 8 };
+enum { RECORD_BODY = IDX_RECORD - 4, HEAD_BODY = IDX_HEAD - 8, GUESSES = 6 };
 
 bool idx_add(struct idx *x, const struct idx_record *r)
 {
@@ -211,9 +211,18 @@ size_t idx_count(int dirfd, const struct segment_id *id)
 	return fstatat(dirfd, name, &st, 0) || st.st_size < IDX_HEAD ? 0 : (size_t)(st.st_size - IDX_HEAD) / IDX_RECORD;
 }
 
+/* Where a record is, of those in [low, high), which lie in [from, to), if items are of about the same size. */
+static uint64_t likely(uint64_t low, uint64_t high, uint64_t from, uint64_t to, uint64_t offset)
+{
+	double part = offset <= from ? 0 : offset >= to ? 1 : (double)(offset - from) / (double)(to - from);
+	uint64_t mid = low + (uint64_t)((double)(high - low) * part);
+
+	return mid < high ? mid : high - 1;
+}
+
 bool idx_drop(int dirfd, const struct segment_id *id, uint32_t offset)
 {
-	uint64_t size, n, low = 0, high;
+	uint64_t size, n, low = 0, high, from = 0, to;
 	struct idx_record r;
 	uint8_t p[IDX_RECORD];
 	bool done = false;
@@ -221,9 +230,10 @@ bool idx_drop(int dirfd, const struct segment_id *id, uint32_t offset)
 
 	if (fd < 0)
 		return false;
+	to = size / INDEX_UNIT;
 	high = n;
-	while (low < high) {
-		uint64_t mid = low + (high - low) / 2;
+	for (int probe = 0; low < high; probe++) {
+		uint64_t mid = probe < GUESSES ? likely(low, high, from, to, offset) : low + (high - low) / 2;
 
 		if (!dir_read(fd, p, sizeof p, IDX_HEAD + mid * IDX_RECORD) || !get_record(p, &r, id, (size_t)mid))
 			break;
@@ -233,10 +243,13 @@ bool idx_drop(int dirfd, const struct segment_id *id, uint32_t offset)
 			done = pwrite(fd, p, sizeof p, (off_t)(IDX_HEAD + mid * IDX_RECORD)) == (ssize_t)sizeof p;
 			break;
 		}
-		if (r.offset < offset)
+		if (r.offset < offset) {
 			low = mid + 1;
-		else
+			from = (uint64_t)r.offset + r.front + r.data;
+		} else {
 			high = mid;
+			to = r.offset;
+		}
 	}
 	close(fd);
 	if (!done) { /* one that is wrong is made anew from the segment */
