@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/time.h"
 #include "base/xxh3.h"
 #include "store/remote_impl.h"
 
@@ -230,6 +231,9 @@ static int read_range(struct getting *g, const struct store_range *r, struct ds_
 		frame_parse(ss->parser, ss->front, n, &f, err) || f.type != FRAME_STORE ||
 		f.data_len != r->data_bytes || store_item_get(&f, &g->item, err))
 		return wrong(g);
+	g->over = store_item_expired(&g->item, (uint64_t)time_wall_ns()); /* nobody else has looked */
+	if (g->over)
+		return 0;
 	rc = begin_item(g, &f, err);
 	if (!rc && !g->over)
 		rc = read_payload(g, fd, r->offset + r->head_bytes, err);

@@ -90,10 +90,11 @@ static bool read_front(int fd, uint8_t *p, size_t n, uint64_t at)
 	return true;
 }
 
-/* The item as it lies there; *no: it is not what was put. */
+/* The item as it lies there; *no: it is not what was put, which the store is told, or its time is over. */
 static int send_file(struct store_client *c, uint64_t stream, const struct store_key *key, const struct store_ref *ref,
 	bool *no, struct ds_err *err)
 {
+	const struct store_ops *ops = c->sv->store->ops;
 	struct store_item item;
 	struct ds_err why;
 	struct frame f;
@@ -103,6 +104,9 @@ static int send_file(struct store_client *c, uint64_t stream, const struct store
 		frame_front_bytes(c->front) != ref->head_bytes ||
 		frame_parse(c->parser, c->front, ref->head_bytes, &f, &why) || f.data_len != ref->data_bytes ||
 		store_item_get(&f, &item, &why) || !store_key_equal(&item.key, key);
+	if (*no && ops->doubt)
+		ops->doubt(c->ss, key);
+	*no = *no || store_item_expired(&item, (uint64_t)time_wall_ns());
 	if (*no)
 		return 0;
 	atomic_fetch_add(&c->sv->counts.sent_bytes, f.data_len);
@@ -119,12 +123,8 @@ static int send_found(struct store_client *c, uint64_t stream, struct window *w,
 	int64_t number;
 	int rc;
 
-	if (!w) {
-		rc = send_file(c, stream, key, ref, no, err);
-		if (*no && c->sv->store->ops->doubt)
-			c->sv->store->ops->doubt(c->ss, key);
-		return rc;
-	}
+	if (!w)
+		return send_file(c, stream, key, ref, no, err);
 	if (w->n == RANGES || w->segments == STORE_MESSAGE_SEGMENTS) {
 		rc = send_window(c, stream, w, err);
 		if (rc)
