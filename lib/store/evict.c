@@ -57,7 +57,8 @@ int segment_records(struct dir *d, struct segment *seg, struct idx *x, struct ds
 
 /* ---- which ---- */
 
-/* The oldest of its kind that this process does not write; its kind: small ones as long as they have more than their share. */
+/* The oldest of its kind that this process does not write.  Its kind: small ones, as long as they have more than their
+ * share. */
 static struct segment *pick(struct dir *d)
 {
 	struct segment *oldest[2] = { NULL, NULL }, *seg;

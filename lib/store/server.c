@@ -285,7 +285,7 @@ static int serve(struct store_client *c, struct ds_err *err)
 	return rc;
 }
 
-/* END, or what was wrong with the stream and END; then the client has a while to read it: what is closed with bytes
+/* END, or what was wrong with the stream and END, which the client has a while to read then: what is closed with bytes
  * unread takes our last words with it. */
 static void last_words(struct store_client *c, const struct ds_err *why)
 {
@@ -298,7 +298,7 @@ static void last_words(struct store_client *c, const struct ds_err *why)
 		client_refuse(c, 0, why, &err);
 	if (!c->ended && (c->socket || !why->code))
 		frame_write_end(c->w, &err);
-	if (!c->socket || shutdown(c->out, SHUT_WR))
+	if (!c->socket || shutdown(c->out, SHUT_WR) || !why->code)
 		return;
 	while (poll(&p, 1, left_ms(until)) > 0 && recv(c->in, drop, sizeof drop, MSG_DONTWAIT) > 0)
 		;
