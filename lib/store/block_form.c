@@ -1,8 +1,6 @@
 /* The form in which the rows of a KV block are stored. */
 #include "store/block.h"
 
-#include <math.h>
-
 #include "base/mem.h"
 
 #define E4M3_MOST 448.0f
@@ -26,41 +24,76 @@ bool block_finite(const struct block_layout *l, const void *memory)
 	return !(bad & (mask + one));
 }
 
-static float get(enum dtype type, const unsigned char *p)
+/* ---- groups of up to 128 elements: loops of a fixed length, which compilers turn into vectors ---- */
+
+static float code_value[256];
+
+__attribute__((constructor)) static void make_values(void)
 {
-	uint16_t half;
-	float f;
+	for (int code = 0; code < 256; code++)
+		code_value[code] = e4m3_to_f32((uint8_t)code);
+}
+
+/* x [n] of BF16 or F32, at any alignment; zeros behind it. */
+static void load(enum dtype type, const unsigned char *x, size_t n, float f[FP8_BLOCK])
+{
+	uint16_t half[FP8_BLOCK] = { 0 };
 
 	if (type == DT_BF16) {
-		memcpy(&half, p, sizeof(half));
-		return bf16_to_f32(half);
+		memcpy(half, x, n * sizeof(*half));
+		for (int i = 0; i < FP8_BLOCK; i++)
+			f[i] = bf16_to_f32(half[i]);
+	} else {
+		memset(f, 0, FP8_BLOCK * sizeof(*f));
+		memcpy(f, x, n * sizeof(*f));
 	}
-	memcpy(&f, p, sizeof(f));
-	return f;
 }
 
-static void set(enum dtype type, unsigned char *p, float f)
-{
-	uint16_t half = f32_to_bf16(f);
-
-	if (type == DT_BF16)
-		memcpy(p, &half, sizeof(half));
-	else
-		memcpy(p, &f, sizeof(f));
-}
-
-/* Up to 128 elements of a latent: their codes, as the kernels quantise activations (kernels.h, ACT_F8); the scale. */
+/* Codes [n] as the kernels quantise activations (kernels.h, ACT_F8); the scale. */
 static float pack_group(enum dtype type, const unsigned char *x, size_t n, uint8_t *codes)
 {
-	size_t element = dtype_size(type);
-	float amax = AMAX_LEAST, scale;
+	uint32_t most = 0, bits[FP8_BLOCK];
+	float f[FP8_BLOCK], amax, scale;
+	uint8_t all[FP8_BLOCK];
+
+	load(type, x, n, f);
+	memcpy(bits, f, sizeof(bits));
+	for (int i = 0; i < FP8_BLOCK; i++) { /* of finite values, bits without the sign are in order */
+		uint32_t u = bits[i] & 0x7fffffff;
+
+		most = u > most ? u : most;
+	}
+	memcpy(&amax, &most, sizeof(amax));
+	amax = amax > AMAX_LEAST ? amax : AMAX_LEAST;
+	scale = amax / E4M3_MOST;
+	for (int i = 0; i < FP8_BLOCK; i++)
+		all[i] = f32_to_e4m3(f[i] / scale);
+	memcpy(codes, all, n);
+	return scale;
+}
+
+static void unpack_group(enum dtype type, const uint8_t *codes, size_t n, float scale, unsigned char *x)
+{
+	uint16_t half[FP8_BLOCK];
+	float f[FP8_BLOCK];
 
 	for (size_t i = 0; i < n; i++)
-		amax = fmaxf(amax, fabsf(get(type, x + i * element)));
-	scale = amax / E4M3_MOST;
-	for (size_t i = 0; i < n; i++)
-		codes[i] = f32_to_e4m3(get(type, x + i * element) / scale);
-	return scale;
+		f[i] = code_value[codes[i]];
+	for (size_t i = n; i < FP8_BLOCK; i++)
+		f[i] = 0;
+	for (int i = 0; i < FP8_BLOCK; i++)
+		f[i] *= scale;
+	for (int i = 0; i < FP8_BLOCK; i++)
+		half[i] = f32_to_bf16(f[i]);
+	if (type == DT_BF16)
+		memcpy(x, half, n * sizeof(*half));
+	else
+		memcpy(x, f, n * sizeof(*f));
+}
+
+static size_t group_size(size_t latent, size_t g)
+{
+	return latent - g * FP8_BLOCK < FP8_BLOCK ? latent - g * FP8_BLOCK : FP8_BLOCK;
 }
 
 bool block_pack(const struct block_layout *l, const void *memory, void *stored)
@@ -77,8 +110,7 @@ bool block_pack(const struct block_layout *l, const void *memory, void *stored)
 	memset(out + scale_at, 0, rope_at - scale_at);
 	for (size_t r = 0; r < rows; r++, x += (latent + rope) * element) {
 		for (size_t g = 0; g < groups; g++) {
-			size_t n = latent - g * FP8_BLOCK < FP8_BLOCK ? latent - g * FP8_BLOCK : FP8_BLOCK;
-			float scale = pack_group(l->type, x + g * FP8_BLOCK * element, n,
+			float scale = pack_group(l->type, x + g * FP8_BLOCK * element, group_size(latent, g),
 				out + r * latent + g * FP8_BLOCK);
 
 			memcpy(out + scale_at + (r * groups + g) * sizeof(scale), &scale, sizeof(scale));
@@ -97,11 +129,12 @@ void block_unpack(const struct block_layout *l, const void *stored, void *memory
 
 	block_parts(l, &scale_at, &rope_at);
 	for (size_t r = 0; r < rows; r++, x += (latent + rope) * element) {
-		for (size_t i = 0; i < latent; i++) {
+		for (size_t g = 0; g < groups; g++) {
 			float scale;
 
-			memcpy(&scale, in + scale_at + (r * groups + i / FP8_BLOCK) * sizeof(scale), sizeof(scale));
-			set(l->type, x + i * element, e4m3_to_f32(in[r * latent + i]) * scale);
+			memcpy(&scale, in + scale_at + (r * groups + g) * sizeof(scale), sizeof(scale));
+			unpack_group(l->type, in + r * latent + g * FP8_BLOCK, group_size(latent, g), scale,
+				x + g * FP8_BLOCK * element);
 		}
 		memcpy(x + latent * element, in + rope_at + r * rope * element, rope * element);
 	}
