@@ -14,16 +14,18 @@
 
 /* ---- prompts that are computed here ---- */
 
-/* Blocks are taken for what the store has of it if they are free and nobody waits for any. */
+/* Blocks are taken for what the store has of it if they are free and nobody waits for any, or will at once. */
 static bool room_for(const struct decode *d, struct job *j)
 {
 	size_t need = prompt_fetch_blocks(&j->at);
 	const struct job *k;
 
-	TAILQ_FOREACH(k, &d->jobs, link)
+	need -= need < j->kv.count ? need : j->kv.count;
+	TAILQ_FOREACH(k, &d->jobs, link) {
 		if (k->parked.bytes)
 			return false;
-	need -= need < j->kv.count ? need : j->kv.count;
+		need += k->state == JOB_READY;
+	}
 	return kv_pool_available(d->w->pool) >= need &&
 		kv_seq_reserve(&j->kv, d->w->pool, prompt_fetch_blocks(&j->at) * KV_BLOCK);
 }

@@ -69,6 +69,7 @@ struct kv_client {
 	size_t write_bytes, writing; /* of those that wait or are being written; their number */
 	bool stop, flushing;
 	int64_t flush_until;
+	bool refuses;              /* the last block that was put: full, or it cannot write */
 	bool lost;                 /* it failed, and is tried again at retry_ns */
 	int64_t retry_ns, pause_ns;
 	struct {

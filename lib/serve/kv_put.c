@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/time.h"
 #include "frame/messages.h"
@@ -198,7 +199,7 @@ static size_t next(struct kv_client *c, struct kv_write **w)
 	return n;
 }
 
-static void set_deadline(struct kv_client *c, struct store_session *ss)
+static int64_t set_deadline(struct kv_client *c, struct store_session *ss)
 {
 	int64_t at = time_mono_ns() + c->o.timeout_ns;
 
@@ -207,6 +208,22 @@ static void set_deadline(struct kv_client *c, struct store_session *ss)
 		at = c->flush_until;
 	pthread_mutex_unlock(&c->lock);
 	store_deadline(ss, at);
+	return at;
+}
+
+/* A store that is full, or cannot write, is no reason not to ask it.  Said once, until it takes a block again. */
+static void refused(struct kv_client *c, const struct ds_err *why)
+{
+	bool news;
+
+	pthread_mutex_lock(&c->lock);
+	news = c->refuses == !why;
+	c->refuses = why != NULL;
+	pthread_mutex_unlock(&c->lock);
+	if (news && why)
+		log_msg(LOG_WARN, "--kv '%s' takes no blocks: %s", c->o.addr, why->text);
+	else if (news)
+		log_msg(LOG_WARN, "--kv '%s' takes blocks again", c->o.addr);
 }
 
 /* stored: memory for the form FP8; *outcome: which counter it belongs to. */
@@ -218,6 +235,7 @@ static int put(struct kv_client *c, struct store_session *ss, const struct kv_wr
 	struct store_put p = { .key = w->key, .meta = b, .iov = &iov, .iovs = 1,
 		.element = l->form == BLOCK_FP8 ? 1 : (unsigned)dtype_size(l->type) };
 	enum store_put_result how;
+	int64_t late;
 	int rc;
 
 	*outcome = &c->n.dropped;
@@ -230,11 +248,17 @@ static int put(struct kv_client *c, struct store_session *ss, const struct kv_wr
 	}
 	meta_reset(b);
 	block_meta_put(b, l, &w->id);
-	set_deadline(c, ss);
+	late = set_deadline(c, ss);
 	rc = store_put(ss, &p, &how, err);
-	if (!rc)
-		*outcome = how == STORE_ALREADY ? &c->n.already : how == STORE_STORED ? &c->n.written : &c->n.dropped;
-	return rc;
+	if (rc && rc != DS_UNAVAILABLE && rc != DS_PROTO && time_mono_ns() < late) {
+		refused(c, err);
+		return 0;
+	}
+	if (rc)
+		return rc;
+	refused(c, NULL);
+	*outcome = how == STORE_ALREADY ? &c->n.already : how == STORE_STORED ? &c->n.written : &c->n.dropped;
+	return 0;
 }
 
 static bool lost(struct kv_client *c)
@@ -260,12 +284,6 @@ static int look(struct kv_client *c, struct store_session *ss, struct kv_write *
 	return store_has(ss, keys, n, here, &prefix, err);
 }
 
-/* A store that is full, or slow, refuses a block; it is not lost. */
-static bool refusal(int rc)
-{
-	return rc == DS_TEMP || rc == DS_USAGE;
-}
-
 static void write_some(struct kv_client *c, struct store_session *ss, struct kv_write **w, size_t n,
 	unsigned char *stored, struct meta_builder *b)
 {
@@ -280,7 +298,7 @@ static void write_some(struct kv_client *c, struct store_session *ss, struct kv_
 
 		if (!here[i] && ss && !lost(c)) {
 			rc = put(c, ss, w[i], stored, b, &outcome, &err);
-			if (rc && !refusal(rc))
+			if (rc)
 				kv_failed(c, &err);
 		}
 		kv_write_free(w[i]);

@@ -70,8 +70,8 @@ same() {
 
 @test "a slow store: a request pays --kv-timeout at most, takes what came in time, and the answers are the same" {
 	store
-	wrong slow kv.sock 300000
-	same --kv "unix:wrong.sock?bytes" --kv-timeout 500ms --no-prefix-cache
+	wrong slow kv.sock 600000
+	same --kv "unix:wrong.sock?bytes" --kv-timeout 1s --no-prefix-cache
 	"$PYTHON" "$TALK" hits kv >hits
 	[ "$(awk '{ n += $3 } END { print n }' hits)" -gt 0 ]
 }
