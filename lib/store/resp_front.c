@@ -11,10 +11,18 @@
 #include "store/resp_impl.h"
 #include "store/store_impl.h"
 
-enum { ROUNDS = 8 }; /* reads of one connection before others have their turn */
+enum { ROUNDS = 8 /* reads of one connection before others have their turn */, CACHE_PART = 4 };
 
 #define STALL_NS ((int64_t)30000000000)
 #define MEMORY ((uint64_t)1 << 30)
+
+/* A part of the memory; two of the largest values must have room beside it. */
+static uint64_t cache_limit(const struct resp_options *o)
+{
+	uint64_t rest = o->memory / 2 > o->max_value ? o->memory - 2 * o->max_value : 0;
+
+	return rest < o->memory / CACHE_PART ? rest : o->memory / CACHE_PART;
+}
 
 int resp_front_new(struct resp_front **out, struct store *s, const struct resp_options *o, struct ds_err *err)
 {
@@ -38,9 +46,12 @@ int resp_front_new(struct resp_front **out, struct store *s, const struct resp_o
 	f->began_ns = time_mono_ns();
 	rc = store_pool_open(&f->pool, f->o.memory, err);
 	if (!rc && s->ops->find) { /* it does not wait for another process */
+		f->cache = resp_cache_new(&f->pool, cache_limit(&f->o));
 		rc = resp_workers_open(f, err);
-		if (rc)
+		if (rc) {
+			resp_cache_free(f->cache);
 			store_pool_close(&f->pool);
+		}
 	}
 	if (rc)
 		free(f);
@@ -54,6 +65,7 @@ void resp_front_free(struct resp_front *f)
 	if (!f)
 		return;
 	resp_workers_close(f);
+	resp_cache_free(f->cache);
 	store_pool_close(&f->pool);
 	free(f);
 }
@@ -172,6 +184,8 @@ static int begin(struct resp_conn *c, struct resp_front *f, int fd, const char *
 	if (!c->meta)
 		return err_nomem(err, 1, "a connection");
 	rc = resp_open(&c->r, fd, peer, err);
+	if (!rc && f->store->ops->find)
+		rc = frame_parser_new(&c->parser, err);
 	return rc ? rc : store_begin(&c->ss, f->store, err);
 }
 
@@ -196,6 +210,7 @@ int resp_serve(struct resp_front *f, int fd, const char *peer, struct ds_err *er
 	resp_forget(c);
 	resp_close(&c->r);
 	meta_free(c->meta);
+	frame_parser_free(c->parser);
 	buf_free(&c->text);
 	free(c->argv);
 	resp_conn_give(c);

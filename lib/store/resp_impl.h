@@ -5,9 +5,34 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include <xxhash.h>
+
 #include "store/pool.h"
 #include "store/resp.h"
 #include "store/resp_front.h"
+
+/* ---- values in memory (resp_cache.c) ---- */
+
+struct resp_cached {
+	struct resp_cached *next, *newer, *older;
+	uint64_t segment, offset;       /* of the item, as struct store_ref has it */
+	unsigned refs;
+	uint64_t size, expires_ns;
+	uint8_t head[FRAME_HEAD_BYTES]; /* as the file has it */
+	struct store_buffer b;
+	size_t name_n;
+	uint8_t name[];
+};
+struct resp_cache;
+struct resp_cache *resp_cache_new(struct store_pool *pool, uint64_t limit); /* NULL: none */
+void resp_cache_free(struct resp_cache *k);
+/* Has it until resp_cache_done. */
+struct resp_cached *resp_cache_get(struct resp_cache *k, uint64_t segment, uint64_t offset);
+void resp_cache_done(struct resp_cache *k, struct resp_cached *e);
+/* A value that was read from there, in a buffer of so many bytes, is worth keeping: it was asked for lately. */
+bool resp_cache_wants(struct resp_cache *k, uint64_t segment, uint64_t offset, size_t cap);
+/* It is the cache's from here on, with its buffer. */
+void resp_cache_put(struct resp_cache *k, struct resp_cached *e);
 
 /* ---- connections (resp_front.c, resp_args.c, resp_work.c) ---- */
 
@@ -15,6 +40,7 @@ struct resp_front {
 	struct store *store;
 	struct resp_options o;
 	struct store_pool pool;
+	struct resp_cache *cache;     /* NULL: none */
 	struct resp_workers *workers; /* NULL: each connection is served by the thread that brought it */
 	int64_t began_ns;
 	_Atomic uint64_t connections, clients, commands, errors, collisions;
@@ -32,6 +58,7 @@ struct resp_conn {
 	struct resp_front *front;
 	struct store_session *ss;
 	struct meta_builder *meta;
+	struct frame_parser *parser; /* of a store of files */
 	const char *peer;
 	uint64_t id;
 	char name[65];             /* as CLIENT SETNAME said */
@@ -133,7 +160,9 @@ int resp_seek(struct resp_conn *c, struct resp_text name, bool payload, struct r
 /* Argument i as a name; false: it is too long, which was replied. */
 bool resp_name(struct resp_conn *c, size_t i, struct resp_text *name);
 void resp_store_error(struct resp_conn *c, const struct ds_err *err);
-int resp_send_value(struct resp_conn *c, const struct resp_seek *s, struct ds_err *err);
+int resp_send_bytes(struct resp_conn *c, const uint8_t *p, size_t n, struct ds_err *err);
+/* GET of a store of files (resp_fetch.c).  False: it has to be got as of any other. */
+bool resp_fetch(struct resp_conn *c, struct resp_text name, int *rc, struct ds_err *err);
 void resp_session_deadline(struct resp_conn *c);
 
 #endif

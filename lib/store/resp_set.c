@@ -123,7 +123,7 @@ static int reply_set(struct resp_conn *c, const struct set *how, const struct re
 	struct ds_err *err)
 {
 	if (how->get && old->found)
-		return resp_send_value(c, old, err);
+		return resp_send_bytes(c, old->data, old->size, err);
 	if (how->get || !stored)
 		resp_nil(c);
 	else

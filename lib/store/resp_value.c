@@ -1,6 +1,5 @@
 /* What the Redis front does with values: reading, and what is asked of them. */
 #include <string.h>
-#include <xxhash.h>
 
 #include "base/time.h"
 #include "store/resp_impl.h"
@@ -90,16 +89,16 @@ int resp_seek(struct resp_conn *c, struct resp_text name, bool payload, struct r
 	return rc;
 }
 
-int resp_send_value(struct resp_conn *c, const struct resp_seek *s, struct ds_err *err)
+int resp_send_bytes(struct resp_conn *c, const uint8_t *p, size_t n, struct ds_err *err)
 {
-	struct iovec iov[2] = { { (void *)(uintptr_t)s->data, s->size }, { (void *)(uintptr_t)"\r\n", 2 } };
+	struct iovec iov[2] = { { (void *)(uintptr_t)p, n }, { (void *)(uintptr_t)"\r\n", 2 } };
 
-	resp_allow(c, s->size);
-	if (s->size <= GATHERED) {
-		resp_add_bulk(&c->r, s->data, s->size);
+	resp_allow(c, n);
+	if (n <= GATHERED) {
+		resp_add_bulk(&c->r, p, n);
 		return 0;
 	}
-	resp_add_head(&c->r, '$', (int64_t)s->size);
+	resp_add_head(&c->r, '$', (int64_t)n);
 	return resp_send(&c->r, iov, 2, err);
 }
 
@@ -109,8 +108,8 @@ static int get_one(struct resp_conn *c, size_t i, struct ds_err *err)
 	struct resp_seek s;
 	int rc = 0;
 
-	if (!resp_name(c, i, &name))
-		return 0;
+	if (!resp_name(c, i, &name) || (c->parser && resp_fetch(c, name, &rc, err)))
+		return rc;
 	resp_session_deadline(c);
 	if (resp_seek(c, name, true, &s, err))
 		resp_store_error(c, err);
@@ -119,7 +118,7 @@ static int get_one(struct resp_conn *c, size_t i, struct ds_err *err)
 	else if (!s.found)
 		resp_nil(c);
 	else
-		rc = resp_send_value(c, &s, err);
+		rc = resp_send_bytes(c, s.data, s.size, err);
 	store_pool_give(&c->front->pool, &s.b);
 	return rc;
 }

@@ -66,6 +66,7 @@ void resp_conn_give(struct resp_conn *c)
 	memset(&c->r, 0, sizeof c->r);
 	c->ss = NULL;
 	c->meta = NULL;
+	c->parser = NULL;
 	c->name[0] = 0;
 	c->quit = c->within = c->over = c->by_workers = false;
 	c->argc = c->args = c->argv_cap = 0;

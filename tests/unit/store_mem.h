@@ -211,13 +211,18 @@ static void mem_end(struct store_session *ss)
 	free(ss);
 }
 
-/* Never called: that it is there says that the store is one of files. */
-static int mem_no_find(struct store_session *ss, const struct store_key *key, struct store_ref *ref, struct ds_err *err)
+/* That it is there says that the store is one of files; what it finds cannot be read, so that the item is got. */
+static int mem_find_none(struct store_session *ss, const struct store_key *key, struct store_ref *ref, struct ds_err *err)
+{
+	(void)key;
+	*ref = (struct store_ref){ .fd = -1 };
+	return mem_fails(ss, err);
+}
+
+static void mem_release(struct store_session *ss, struct store_ref *ref)
 {
 	(void)ss;
-	(void)key;
-	(void)ref;
-	return err_set(err, DS_NO, "nowhere");
+	ref->fd = -1;
 }
 
 static const struct store_ops mem_ops = {
@@ -227,7 +232,8 @@ static const struct store_ops mem_ops = {
 
 static const struct store_ops mem_file_ops = {
 	.scheme = "mem:", .close = mem_close, .begin = mem_begin, .end = mem_end, .has = mem_has, .get = mem_get,
-	.put = mem_put, .del = mem_del, .stat = mem_stat, .find = mem_no_find,
+	.put = mem_put, .del = mem_del, .stat = mem_stat, .find = mem_find_none,
+	.release = mem_release,
 };
 
 /* files: it passes for a store of files. */

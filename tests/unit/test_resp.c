@@ -651,6 +651,106 @@ static void test_front(bool files)
 	store_close(&mem->base);
 }
 
+/* ---- over a directory ---- */
+
+static void flip(const char *dir, const char *what, size_t n)
+{
+	char line[600];
+
+	/* In every segment file: a byte of what is found there. */
+	snprintf(line, sizeof line, "/usr/bin/python3 - %s/*.seg <<'END'\n"
+		"import sys\nfor path in sys.argv[1:]:\n    b = bytearray(open(path, 'rb').read())\n    at = b.rfind(b'%s' * %zu)\n"
+		"    if at >= 0:\n        b[at + 7] ^= 1\n        open(path, 'r+b').write(b)\nEND", dir, what, n);
+	tap_ok(system(line) == 0, "a byte of %s's is changed", what);
+}
+
+/* GET of a name, so often, of a value that is n times this letter; 0: it is not there. */
+static void gets(const char *what, const char *name, size_t n, char letter, int times)
+{
+	static char got[200000], want[200000];
+	char line[100];
+	bool good = true;
+	size_t w = n ? (size_t)sprintf(want, "$%zu\r\n", n) : (size_t)sprintf(want, "$-1\r\n");
+
+	if (n) {
+		memset(want + w, letter, n);
+		memcpy(want + w + n, "\r\n", 2);
+		w += n + 2;
+	}
+	for (int i = 0; i < times; i++) {
+		int rc;
+		size_t len = talk(line, (size_t)sprintf(line, "GET %s\r\n", name), 100, got, sizeof got, &rc);
+
+		good = good && !rc && len == w && !memcmp(got, want, w);
+	}
+	tap_ok(good, "%s (%d times)", what, times);
+}
+
+static void sets(struct resp_front *by, const char *name, size_t n, char letter, const char *options)
+{
+	static char line[200000], got[100];
+	struct resp_front *was = front;
+	size_t k;
+	int rc;
+
+	front = by;
+	k = (size_t)sprintf(line, "*%d\r\n$3\r\nSET\r\n$%zu\r\n%s\r\n$%zu\r\n", *options ? 5 : 3, strlen(name), name, n);
+	memset(line + k, letter, n);
+	k += n;
+	k += (size_t)sprintf(line + k, "\r\n%s", options);
+	talk(line, k, k, got, sizeof got, &rc);
+	tap_ok(!rc && !memcmp(got, "+OK", 3), "%s is set", name);
+	front = was;
+}
+
+static void test_directory(void)
+{
+	struct store_options o = { .capacity = 64 << 20 };
+	char dir[] = "/tmp/ds-resp-XXXXXX", addr[100], line[100];
+	struct store *s, *other;
+	struct resp_front *beside;
+	struct ds_err err;
+
+	tap_diag("over a directory");
+	if (!mkdtemp(dir))
+		tap_bail("no directory");
+	snprintf(addr, sizeof addr, "dir:%s/store", dir);
+	if (store_open(&s, addr, &o, &err) || store_open(&other, addr, &o, &err) || resp_front_new(&front, s, NULL, &err) ||
+		resp_front_new(&beside, other, NULL, &err))
+		tap_bail("%s", err.text);
+	sets(front, "small", 100, 's', "");
+	sets(front, "middle", 16000, 'm', "");
+	sets(front, "large", 100000, 'l', "");
+	gets("a small value", "small", 100, 's', 5);
+	gets("one about as large as the buffer", "middle", 16000, 'm', 5);
+	gets("a large one", "large", 100000, 'l', 5);
+	sets(front, "large", 100000, 'L', "");
+	gets("replaced, it is the new one", "large", 100000, 'L', 5);
+	sets(beside, "large", 90000, 'o', "");
+	usleep(100000);
+	gets("replaced by another process", "large", 90000, 'o', 5);
+	says("it is deleted", "DEL large\r\n", ":1\r\n");
+	gets("and gone", "large", 0, 0, 3);
+	sets(front, "short", 100000, 't', "$2\r\nPX\r\n$3\r\n400\r\n");
+	gets("one for a while", "short", 100000, 't', 4);
+	usleep(450000);
+	gets("is over when it is over", "short", 0, 0, 3);
+	sets(front, "bad", 100000, 'b', "");
+	sets(front, "held", 100000, 'h', "");
+	gets("one that is in memory", "held", 100000, 'h', 5);
+	snprintf(line, sizeof line, "%s/store", dir);
+	flip(line, "b", 50000);
+	flip(line, "h", 50000);
+	gets("changed in its file, it is not there", "bad", 0, 0, 3);
+	gets("but from memory", "held", 100000, 'h', 3);
+	resp_front_free(front);
+	resp_front_free(beside);
+	store_close(s);
+	store_close(other);
+	snprintf(line, sizeof line, "rm -rf '%s'", dir);
+	tap_ok(system(line) == 0, "the directory is removed");
+}
+
 int main(void)
 {
 	signal(SIGPIPE, SIG_DFL); /* nothing may raise it */
@@ -663,5 +763,6 @@ int main(void)
 	test_send();
 	test_front(false);
 	test_front(true);
+	test_directory();
 	return tap_done();
 }
