@@ -2,13 +2,15 @@
  * A store in a directory: append-only segment files, each a DSF1 stream that ds-frame reads, and an index in memory.
  *
  *   format                    what the directory is, and which version
- *   lock                      held while segments are removed or taken over
+ *   lock                      held while segments are made, removed or taken over
+ *   sync                      there once a put was answered as being on disk: what is moved has to be, too
  *   s-TIME-WRITER.seg         items that came in;  m-TIME-WRITER.seg  items that were moved since they are in use
  *   *.idx                     beside a complete segment: what is where in it, to begin quickly; made again if lost
  *
  * A segment is written by one process, which holds a lock on it as long; any other reads it, also while it grows.
  * Readers have it open: one that is removed under them still reads as it was.  Nothing is ever written twice in place,
- * but for the heads of items that were deleted or found broken, which become droppable frames.
+ * but for the heads of items that were deleted or found broken, which become droppable frames.  A directory that is
+ * made here is its owner's alone: items say what users wrote.  ds-frame(5) has the formats.
  *
  * Eviction is S3-FIFO (Yang et al., SOSP 2023) by whole segments: items that came in are written to small segments,
  * about half of the capacity; when the oldest of these is removed, what was asked for since goes on to a main

@@ -127,17 +127,11 @@ uint32_t store_seconds(uint64_t expires_ns)
 	return !expires_ns ? 0 : s > UINT32_MAX ? UINT32_MAX : (uint32_t)s;
 }
 
-static uint64_t entry_bytes(const struct index_entry *e)
-{
-	return ((uint64_t)e->front + index_data(e)) * INDEX_UNIT;
-}
-
 static void entry_leaves(struct dir *d, const struct index_entry *e)
 {
 	struct segment *seg = d->seg[e->segment];
 
 	__atomic_fetch_sub(&seg->items, 1, __ATOMIC_RELAXED);
-	seg->live -= entry_bytes(e);
 	d->stale -= seg->gone;
 }
 
@@ -155,7 +149,6 @@ static void entry_place(struct index_entry *e, struct segment *seg, const struct
 	e->front = r->front;
 	index_set(e, r->data, asked);
 	__atomic_fetch_add(&seg->items, 1, __ATOMIC_RELAXED);
-	seg->live += entry_bytes(e);
 }
 
 /* When an item that is known was put; 0: it cannot be read any more. */

@@ -89,7 +89,7 @@ static int open_path(struct dir *d, struct ds_err *err)
 {
 	bool ro = d->base.o.read_only;
 
-	if (!ro && mkdir(d->path, 0777) < 0 && errno != EEXIST)
+	if (!ro && mkdir(d->path, 0700) < 0 && errno != EEXIST)
 		return err_errno(err, DS_CONFIG, "cannot make directory '%s'", d->path);
 	d->fd = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (d->fd < 0)

@@ -43,7 +43,6 @@ struct segment_id {
 void segment_name(const struct segment_id *id, const char *suffix, char name[SEGMENT_NAME]);
 /* suffix: ".seg", ".idx". */
 bool segment_parse(const char *name, const char *suffix, struct segment_id *id);
-bool segment_same(const struct segment_id *a, const struct segment_id *b);
 /* Negative: a is older. */
 int segment_order(const struct segment_id *a, const struct segment_id *b);
 /* What the frame at that place has as its stream: whoever puts a payload cannot know it, so that nothing in a payload
@@ -82,7 +81,6 @@ struct scan {
 	uint64_t lost;                  /* frames in it */
 	uint32_t front;                 /* bytes before the payload */
 	uint64_t reserve;               /* of the hello frame */
-	bool cut;                       /* STOP: within a frame whose front is right */
 };
 int scan_begin(struct scan *s, int fd, const struct segment_id *id, const struct keyed *secret, struct ds_err *err);
 void scan_end(struct scan *s);
@@ -125,7 +123,7 @@ struct segment {
 	uint32_t refs;            /* of those who use fd; raised under dir.lock only */
 	uint64_t size;            /* of what is known of it: whole frames */
 	uint64_t reserve;         /* bytes that it may grow to */
-	uint64_t items, live;     /* in the index, and their bytes */
+	uint64_t items;           /* in the index */
 	uint64_t frames;
 	bool sealed, gone, mine;
 	bool beside;              /* sealed: its file beside it is there */
@@ -281,8 +279,6 @@ int segment_append(struct dir *d, struct tools *t, struct segment *seg, const st
 int segment_seal(struct dir *d, struct segment *seg, struct ds_err *err);
 int segment_close_file(struct dir *d, int fd, const struct segment_id *id, uint64_t frames, uint64_t size,
 	uint64_t *end, struct ds_err *err);
-/* It is no longer written here; gone: nor there. */
-void segment_let_go(struct dir *d, struct segment *seg, bool gone);
 void segment_unlock(struct dir *d, struct segment *seg); /* but for what is pinned */
 bool segment_unsafe(struct segment *seg);
 /* The bytes [at, at + n) of a file become so many frames that readers skip. */

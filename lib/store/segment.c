@@ -30,11 +30,6 @@ bool segment_parse(const char *name, const char *suffix, struct segment_id *id)
 	return strcmp(again, name) == 0;
 }
 
-bool segment_same(const struct segment_id *a, const struct segment_id *b)
-{
-	return a->time == b->time && a->writer == b->writer && a->main == b->main;
-}
-
 int segment_order(const struct segment_id *a, const struct segment_id *b)
 {
 	if (a->time != b->time)

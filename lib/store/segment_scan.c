@@ -162,17 +162,14 @@ int scan_next(struct scan *s, enum scan_got *got, struct ds_err *err)
 	int rc;
 
 	*got = SCAN_STOP;
-	s->cut = false;
 	for (;;) {
 		rc = front_at(s, s->at, &right, err);
 		if (rc)
 			return rc;
 		if (!right || (s->f.seq != s->frames))
 			return found_gap(s, got, err);
-		if (s->at + s->front + s->f.data_len > s->limit) {
-			s->cut = true;
-			return 0;
-		}
+		if (s->at + s->front + s->f.data_len > s->limit)
+			return 0; /* its writer is not done with it, or was killed */
 		found_frame(s, got);
 		if (s->f.type != FRAME_HELLO)
 			return 0;

@@ -104,6 +104,23 @@ static int put_hello(struct dir *d, struct segment *seg, struct ds_err *err)
 	return rc;
 }
 
+/* It is no longer written here; gone: nor there. */
+static void let_go(struct dir *d, struct segment *seg, bool gone)
+{
+	for (int i = 0; i < 2; i++)
+		if (d->active[i] == seg)
+			d->active[i] = NULL;
+	pthread_rwlock_wrlock(&d->lock);
+	seg->mine = false;
+	if (gone)
+		segment_gone(d, seg);
+	pthread_rwlock_unlock(&d->lock);
+	idx_free(&seg->idx);
+	if (seg->fd >= 0)
+		segment_unlock(d, seg);
+	segment_release(d, seg);
+}
+
 static int create(struct dir *d, bool main, uint64_t reserve, struct segment **out, struct ds_err *err)
 {
 	uint64_t now = (uint64_t)time_wall_ns();
@@ -135,27 +152,11 @@ static int create(struct dir *d, bool main, uint64_t reserve, struct segment **o
 			unlinkat(d->fd, seg->name, 0);
 	}
 	if (rc) {
-		segment_let_go(d, seg, true);
+		let_go(d, seg, true);
 		return rc;
 	}
 	*out = seg;
 	return 0;
-}
-
-void segment_let_go(struct dir *d, struct segment *seg, bool gone)
-{
-	for (int i = 0; i < 2; i++)
-		if (d->active[i] == seg)
-			d->active[i] = NULL;
-	pthread_rwlock_wrlock(&d->lock);
-	seg->mine = false;
-	if (gone)
-		segment_gone(d, seg);
-	pthread_rwlock_unlock(&d->lock);
-	idx_free(&seg->idx);
-	if (seg->fd >= 0)
-		segment_unlock(d, seg);
-	segment_release(d, seg);
 }
 
 static bool has_room(const struct segment *seg, uint64_t n)
@@ -347,7 +348,7 @@ int segment_seal(struct dir *d, struct segment *seg, struct ds_err *err)
 				d->unsettled = true;
 		}
 	}
-	segment_let_go(d, seg, empty);
+	let_go(d, seg, empty);
 	return rc;
 }
 
