@@ -262,5 +262,5 @@ static int dir_open(struct store **out, const char *path, const struct store_opt
 const struct store_ops store_dir = {
 	.scheme = "dir:", .open = dir_open, .close = dir_close, .begin = dir_begin, .end = dir_end, .has = dir_has,
 	.get = dir_get, .put = dir_put, .del = dir_del, .pin = dir_pin, .stat = dir_stat, .find = dir_ref,
-	.release = dir_unref, .doubt = dir_doubt, .gone = dir_gone,
+	.release = dir_unref, .doubt = dir_doubt,
 };

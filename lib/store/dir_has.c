@@ -149,15 +149,3 @@ int dir_stat(struct store_session *ss, struct store_stat *st, struct ds_err *err
 	(void)err;
 	return dir_stat_now(dir_of(ss), st);
 }
-
-bool dir_gone(struct store *s, uint64_t number)
-{
-	struct dir *d = (struct dir *)s;
-	uint32_t slot = number & 0xffff;
-	bool gone;
-
-	pthread_rwlock_rdlock(&d->lock);
-	gone = slot >= d->segs || !d->seg[slot] || d->seg[slot]->number != number || d->seg[slot]->gone;
-	pthread_rwlock_unlock(&d->lock);
-	return gone;
-}

@@ -165,7 +165,7 @@ struct dir {
 	pthread_rwlock_t lock;
 	struct index *index;
 	struct segment **seg;     /* [INDEX_NO_SEGMENT] by slot */
-	uint8_t *gone;            /* the same: 1 where it is, 2 where its file is gone */
+	uint8_t *gone;            /* the same: 1 where it is gone */
 	uint32_t segs;            /* slots in use are below */
 	uint64_t numbers;
 	size_t stale;             /* entries of segments that are gone */
@@ -314,7 +314,6 @@ int item_read(struct tools *t, int fd, uint64_t at, const struct store_item *ite
 int dir_has(struct store_session *ss, const struct store_key *keys, size_t n, uint8_t *here, size_t *prefix,
 	struct ds_err *err);
 int dir_stat(struct store_session *ss, struct store_stat *st, struct ds_err *err);
-bool dir_gone(struct store *s, uint64_t number);
 int dir_get(struct store_session *ss, const struct store_key *keys, size_t n, const struct store_sink *sink,
 	size_t *got, struct ds_err *err);
 int dir_ref(struct store_session *ss, const struct store_key *key, struct store_ref *ref, struct ds_err *err);

@@ -34,8 +34,6 @@ struct store_ops {
 	void (*release)(struct store_session *ss, struct store_ref *ref);
 	/* Whoever read the item says that its bytes are wrong: it is read again, and dropped if so. */
 	void (*doubt)(struct store_session *ss, const struct store_key *key);
-	/* That file is no longer part of the store: descriptors that were handed out may be closed. */
-	bool (*gone)(struct store *s, uint64_t segment);
 };
 
 /* Each kind begins with these. */

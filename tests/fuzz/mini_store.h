@@ -253,12 +253,6 @@ static inline void mini_doubt(struct store_session *ss, const struct store_key *
 	(void)ss, (void)key;
 }
 
-static inline bool mini_gone(struct store *s, uint64_t segment)
-{
-	(void)s, (void)segment;
-	return false;
-}
-
 static inline void mini_close(struct store *s)
 {
 	struct mini *m = (struct mini *)s;
@@ -273,8 +267,7 @@ static inline void mini_close(struct store *s)
 #define MINI_OPS .scheme = "mini:", .close = mini_close, .begin = mini_begin, .end = mini_end, .has = mini_has, \
 	.get = mini_get, .put = mini_put, .del = mini_del, .pin = mini_pin, .stat = mini_stat
 static const struct store_ops mini_memory = { MINI_OPS };
-static const struct store_ops mini_file = { MINI_OPS, .find = mini_ref, .release = mini_release, .doubt = mini_doubt,
-	.gone = mini_gone };
+static const struct store_ops mini_file = { MINI_OPS, .find = mini_ref, .release = mini_release, .doubt = mini_doubt };
 
 /* With the items that are there at first. */
 static inline struct store *mini_open(bool file)
