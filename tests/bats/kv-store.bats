@@ -170,6 +170,32 @@ store() {
 	[ "$hits" -eq 0 ]
 }
 
+@test "options that make no sense, and addresses of no store, are refused" {
+	refused 64 'no multiple of 64' ds-prefill -m "$DS_MODEL" --kv dir:store --kv-block 100 mix
+	refused 64 "'fp4' is neither" ds-decode -m "$DS_MODEL" --kv dir:store --kv-dtype fp4 mix
+	refused 64 'leave --kv out' ds-prefill -m "$DS_MODEL" --kv dir:store --kv-timeout 0 mix
+	refused 64 'no address of a store' ds-prefill -m "$DS_MODEL" --kv nowhere mix
+	refused 64 '--kv-block' ds-prefill -m "$DS_MODEL" --kv dir:store --kv-block 2048 mix
+}
+
+@test "idle, with a store that is there and with one that is not: no CPU" {
+	not_sanitized 'its runtime has threads of its own'
+	store kv
+	for kv in kv nobody; do
+		rm -f pf.sock
+		background ds-prefill -m "$DS_MODEL" -l unix:pf.sock --kv "unix:$kv.sock"
+		wait_socket pf.sock
+		limited "$PYTHON" "$TALK" send pf.sock <mix >/dev/null
+		pid=$(pgrep -P "$BG" ds-prefill)
+		sleep 0.3
+		before=$(awk '{ print $14 + $15 }' "/proc/$pid/stat")
+		sleep 2
+		[ $(($(awk '{ print $14 + $15 }' "/proc/$pid/stat") - before)) -le 2 ] # ticks of 10 ms
+		kill "$BG"
+		wait "$BG"
+	done
+}
+
 @test "a service: the store is killed, comes back, is frozen: the same bytes, one line for each change" {
 	store kv
 	background ds-prefill -m "$DS_MODEL" -l unix:pf.sock --kv unix:kv.sock --kv-timeout 500ms
@@ -199,7 +225,7 @@ store() {
 	kill -STOP "$STORE"
 	begin=$(date +%s%N)
 	ask
-	[ -n "$DS_SANITIZE" ] || [ $((($(date +%s%N) - begin) / 1000000)) -lt 3000 ]
+	[ -n "$DS_SANITIZE" ] || [ $((($(date +%s%N) - begin) / 1000000)) -lt 15000 ] # each request its own: 20 s
 	said 'is lost' 2
 	kill -CONT "$STORE"
 	said 'is back' 2

@@ -59,6 +59,7 @@ stored() {
 }
 
 @test "--store-generated: answers hit, too; run again, chunked and batched otherwise: the same answers, the same bytes under the same keys" {
+	[ "$TURNS" -le 4 ] || TURNS=4
 	talks pure '--kv dir:pure' '' >pure.hits
 	for mtp in '' mtp; do
 		one='' two='' three=''
@@ -76,13 +77,16 @@ stored() {
 		done
 		[ "$(paste -sd+ first.hits | bc)" -gt "$(paste -sd+ pure.hits | bc)" ]
 		# the dialogue again, all of it there: the same answers, nothing new in the store
-		talks again "$one --kv dir:first" "$two --kv dir:first --store-generated" >/dev/null
-		"$PYTHON" "$ANSWERS" table --no-hits "again.$TURNS.answers" >/dev/null
+		talks again "$one --kv dir:first" "$two --kv dir:first --store-generated" >again.hits
+		same first again
+		stored first | cmp first.stored -
+		[ "$(head -n 1 again.hits)" -gt "$(head -n 1 first.hits)" ]
 	done
 }
 
 @test "--store-generated: without the prompt's keys nothing is stored, and without --kv it is refused" {
 	refused 64 'says nothing without --kv' ds-decode -m "$DS_MODEL" --store-generated /dev/null
+	TURNS=2
 	talks plain '' '--kv dir:store --store-generated' >/dev/null
 	[ "$(stored store | wc -l)" -eq 0 ]
 	talks odd '--mtp --kv dir:other' '--kv dir:odd --store-generated' >/dev/null # other keys: with MTP, without
