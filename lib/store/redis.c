@@ -36,9 +36,11 @@ static int add_seed(struct redis *s, const char *p, size_t n, struct ds_err *err
 	bool port = colon && (*p != '[' || (n && p[n - 1] != ']'));
 
 	if (!n || s->nseeds == REDIS_SEEDS || n > sizeof text - 16)
-		return err_set(err, DS_USAGE, "an empty address of a Redis server, one that is too long, or more than %d",
+		return err_set(err, DS_USAGE,
+		"an empty address of a Redis server, one that is too long, or more than %d",
 			REDIS_SEEDS);
-	snprintf(text, sizeof text, "%s%.*s%s", unix_path ? "" : "tcp:", (int)n, p, unix_path || port ? "" : DEFAULT_PORT);
+	snprintf(text, sizeof text, "%s%.*s%s", unix_path ? "" : "tcp:", (int)n, p, unix_path || port ? ""
+		: DEFAULT_PORT);
 	return addr_parse(text, &s->seeds[s->nseeds++], err);
 }
 
@@ -120,7 +122,8 @@ static int open_any(struct store **out, const struct store_ops *ops, const char 
 		s->base.o.max_frame = FRAME_MAX_DEFAULT;
 	rc = parse(s, rest, err);
 	if (!rc && s->base.o.sync)
-		rc = err_set(err, DS_CONFIG, "'%s%s' cannot promise that what it answers is on disk", ops->scheme, rest);
+		rc = err_set(err, DS_CONFIG, "'%s%s' cannot promise that what it answers is on disk", ops->scheme,
+		rest);
 	if (!rc && s->base.o.password)
 		rc = read_password(s, s->base.o.password, err);
 	if (rc)

@@ -255,7 +255,8 @@ int redis_node_of(struct redis_session *ss, const struct store_key *key, struct 
 	slot = redis_slot(name, sizeof name - 1);
 	if (ss->slots[slot] == NO_NODE) {
 		ss->stale = true;
-		return err_set(err, DS_TEMP, "no node of the cluster at '%s' has slot %u", ss->nodes[0]->addr.text, slot);
+		return err_set(err, DS_TEMP, "no node of the cluster at '%s' has slot %u", ss->nodes[0]->addr.text,
+			slot);
 	}
 	*node = ss->nodes[ss->slots[slot]];
 	return 0;

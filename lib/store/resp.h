@@ -61,8 +61,8 @@ bool resp_number(const char *s, size_t n, int64_t min, int64_t max, int64_t *v);
 enum resp_kind { RESP_STATUS, RESP_ERROR, RESP_INT, RESP_BULK, RESP_NIL, RESP_ARRAY };
 struct resp_reply {
 	enum resp_kind kind;
-	int64_t n;         /* of a number: it; of a string: its bytes, which follow with CRLF; of an array: its elements,
-	                    * which follow */
+	int64_t n;         /* of a number: it; of a string: its bytes, which follow with CRLF; of an array: its
+	                    * elements, which follow */
 	const char *text;  /* of a status or an error, valid until the next call */
 	size_t len;
 };

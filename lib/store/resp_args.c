@@ -69,7 +69,8 @@ static int read_text(struct resp_conn *c, size_t n, struct ds_err *err)
 	struct buf *b = &c->text;
 
 	for (size_t done = 0, got; done < n; done += got) {
-		size_t want = n - done < RESP_SMALL ? n - done : RESP_SMALL; /* memory is taken as bytes prove the length */
+		size_t want = n - done < RESP_SMALL ? n - done
+			: RESP_SMALL; /* memory is taken as bytes prove the length */
 		int rc;
 
 		if (b->cap - b->len < want) {

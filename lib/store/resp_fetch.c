@@ -37,11 +37,13 @@ static enum fetched judge(struct fetch *g, const uint8_t *data)
 	size_t n;
 
 	if (frame_parse(g->c->parser, g->c->small, g->ref.head_bytes, &f, &err) || f.data_len != g->ref.data_bytes ||
-		store_item_get(&f, &g->item, &err) || !store_key_equal(&g->item.key, &g->key) || g->item.zstd || g->item.planes)
+		store_item_get(&f, &g->item, &err) || !store_key_equal(&g->item.key, &g->key) || g->item.zstd ||
+		g->item.planes)
 		return NOT_THIS_WAY; /* the store sees to what is wrong, deleted, or compressed */
 	if (store_item_expired(&g->item, (uint64_t)time_wall_ns()))
 		return NO_VALUE;
-	if (meta_bin(g->item.meta, "name", &p, &n) != META_OK || n != g->name.n || (n && memcmp(p, g->name.p, n) != 0)) {
+	if (meta_bin(g->item.meta, "name", &p, &n) != META_OK || n != g->name.n || (n && memcmp(p, g->name.p,
+		n) != 0)) {
 		g->c->front->collisions++;
 		return NO_VALUE;
 	}

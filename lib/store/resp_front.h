@@ -29,7 +29,8 @@ struct resp_front;
 int resp_front_new(struct resp_front **f, struct store *s, const struct resp_options *o, struct ds_err *err);
 void resp_front_free(struct resp_front *f);
 /*
- * Serves one connected socket (unix or TCP) to its end, for which the calling thread waits; does not close fd.  peer: for messages.
+ * Serves one connected socket (unix or TCP) to its end, for which the calling thread waits; does not close fd.  peer
+: for messages.
  * To end it from another thread: shutdown(fd, SHUT_RD); what was received before is answered still.  0: the client has
  * gone or been asked to; DS_PROTO: it spoke something else (it was told); DS_TEMP: it stalled; else as store.h says.
  */

@@ -168,7 +168,7 @@ def limits(path):
     def many():
         try:
             mine = connect(path)
-            for _ in range(30):
+            for _ in range(10):
                 ask(mine, b"+OK\r\n", "set", "k", b"y" * (1 << 20))
                 ask(mine, bulk(b"y" * (1 << 20)), "get", "k")
         except Exception as e:

@@ -164,7 +164,8 @@ static int mem_put(struct store_session *ss, const struct store_put *p, enum sto
 	if (mem_fails(ss, err))
 		return err->code;
 	pthread_mutex_lock(&m->lock);
-	*how = *mem_find(m, &p->key) && !p->replace ? STORE_ALREADY : m->admits_nothing ? STORE_NOT_ADMITTED : STORE_STORED;
+	*how = *mem_find(m, &p->key) && !p->replace ? STORE_ALREADY : m->admits_nothing ? STORE_NOT_ADMITTED
+		: STORE_STORED;
 	if (*how == STORE_STORED) {
 		mem_remove(m, &p->key);
 		it = mem_made(p);
@@ -212,7 +213,8 @@ static void mem_end(struct store_session *ss)
 }
 
 /* That it is there says that the store is one of files; what it finds cannot be read, so that the item is got. */
-static int mem_find_none(struct store_session *ss, const struct store_key *key, struct store_ref *ref, struct ds_err *err)
+static int mem_find_none(struct store_session *ss, const struct store_key *key, struct store_ref *ref,
+	struct ds_err *err)
 {
 	(void)key;
 	*ref = (struct store_ref){ .fd = -1 };
