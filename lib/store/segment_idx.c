@@ -16,7 +16,8 @@
 #include "base/mem.h"
 #include "store/dir_impl.h"
 
-enum { RECORD_BODY = IDX_RECORD - 4, HEAD_BODY = IDX_HEAD - 8, GUESSES = 6 };
+enum { RECORD_BODY = IDX_RECORD - 4, HEAD_BODY = IDX_HEAD - 8, GUESSES = 6,
+	PIECE = 1024 /* records, read into memory that is used again */ };
 
 bool idx_add(struct idx *x, const struct idx_record *r)
 {
@@ -175,15 +176,18 @@ int idx_read(int dirfd, const struct segment_id *id, struct idx *x, struct ds_er
 	fd = open_idx(dirfd, id, O_RDONLY, &x->size, &n);
 	if (fd < 0 || !segment_has_size(dirfd, id, x->size))
 		goto no;
-	p = mem_array((size_t)n, IDX_RECORD);
+	p = mem_array(PIECE, IDX_RECORD);
 	x->rec = mem_array((size_t)n, sizeof *x->rec);
-	if (!p || !x->rec || !dir_read(fd, p, (size_t)n * IDX_RECORD, IDX_HEAD))
+	if (!p || !x->rec)
 		goto no;
 	for (size_t i = 0; i < n; i++) {
+		size_t left = (size_t)n - i < PIECE ? (size_t)n - i : PIECE;
 		struct idx_record *r = &x->rec[i];
 		uint64_t end;
 
-		if (!get_record(p + i * IDX_RECORD, r, id, i))
+		if (i % PIECE == 0 && !dir_read(fd, p, left * IDX_RECORD, IDX_HEAD + i * IDX_RECORD))
+			goto no;
+		if (!get_record(p + i % PIECE * IDX_RECORD, r, id, i))
 			goto no;
 		end = ((uint64_t)r->offset + r->front + r->data) * INDEX_UNIT;
 		if ((uint64_t)r->offset * INDEX_UNIT < last || end > x->size || r->data >> INDEX_DATA_BITS)
