@@ -113,10 +113,14 @@ same() {
 	done
 	limited "$PYTHON" "$TALK" send pf.sock <mix >kv
 	"$PYTHON" "$TALK" handed kv | cmp mix.want -
-	kill -USR1 "$(pgrep -P "$BG" ds-prefill)"
+	for ((n = 0; n < 50; n++)); do # until --kv-timeout is over: what was given up may be arriving
+		kill -USR1 "$(pgrep -P "$BG" ds-prefill)"
+		sleep 0.2
+		! tail -n 1 "$BG_ERR" | has '"kv_blocks_used":0' || break
+	done
 	kill "$BG"
 	wait "$BG"
-	grep -q '"kv_blocks_used":0' "$BG_ERR"
+	[ "$n" -lt 50 ]
 }
 
 @test "a unit of two ranks, each with its own connection to one store: the same KV as one process, found by both" {
@@ -146,5 +150,31 @@ same() {
 	wait "$RANKS"
 	for rank in 0 1; do
 		"$PYTHON" "$TALK" handed "kv.$rank" | cmp mix.want -
+	done
+}
+
+# The fault: blocks that a mixture of two models made, under the key of one of them.
+@test "a model that is written to while it is used: none of what was computed since is stored" {
+	for seed in 1 2; do
+		ds-model random --like "$DS_ROOT/tests/golden/v3-tiny-fp8" --layers 2 --dtype bf16 --seed "$seed" -o "m$seed"
+	done
+	for n in 0 1; do
+		"$PYTHON" -c "import json; print(json.dumps({'id': 'c$n', 'ids': [(t + 7 * $n) % 60 + 1 for t in range(200)], 'max_tokens': 3}))" |
+			"$PYTHON" "$DSF" requests >"ask.$n"
+	done
+	for program in ds-prefill ds-decode; do
+		rm -rf m store
+		cp -r m1 m
+		background "$program" -m m -l unix:c.sock --kv dir:store
+		wait_socket c.sock
+		limited "$PYTHON" "$TALK" send c.sock <ask.0 >/dev/null
+		cat m2/model.safetensors >m/model.safetensors
+		limited "$PYTHON" "$TALK" send c.sock <ask.1 >/dev/null || true
+		status=0
+		wait "$BG" || status=$?
+		[ "$status" -eq 65 ]
+		"$PYTHON" "$TALK" blocks store/*.seg >blocks
+		[ "$(wc -l <blocks)" -eq 3 ]
+		rm -f c.sock
 	done
 }

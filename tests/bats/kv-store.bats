@@ -134,7 +134,8 @@ store() {
 			decode --kv dir:store $options mix 2>/dev/null >out
 			"$PYTHON" "$ANSWERS" table --no-hits out | cmp answers.want -
 		done
-		[ "$("$PYTHON" "$TALK" hits out | awk '$3 > 0' | wc -l)" -gt 2 ]
+		# where memory is short running answers have it, and what is found depends on how they run
+		[[ $options == *K ]] || [ "$("$PYTHON" "$TALK" hits out | awk '$3 > 0' | wc -l)" -gt 2 ]
 	done
 }
 
