@@ -38,6 +38,12 @@ static int protocol(struct ds_err *err, const char *peer, const char *what)
 	return err_set(err, DS_PROTO, "'%s' does not speak RESP: %s", peer, what);
 }
 
+void resp_stall(const struct resp_conn *c, bool begin)
+{
+	if (c->r.stall)
+		c->r.stall(c->r.stall_ctx, begin);
+}
+
 bool resp_take(struct resp_conn *c, size_t n, struct store_buffer *b)
 {
 	struct ds_err err;
@@ -45,11 +51,9 @@ bool resp_take(struct resp_conn *c, size_t n, struct store_buffer *b)
 
 	if (store_pool_take(&c->front->pool, n, now, b, &err) == 0)
 		return true;
-	if (c->r.stall)
-		c->r.stall(c->r.stall_ctx, true);
+	resp_stall(c, true);
 	store_pool_take(&c->front->pool, n, now + MEMORY_NS, b, &err);
-	if (c->r.stall)
-		c->r.stall(c->r.stall_ctx, false);
+	resp_stall(c, false);
 	return b->p != NULL;
 }
 

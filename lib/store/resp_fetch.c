@@ -1,6 +1,7 @@
 /* GET over a store of files: the value is read where it lies, front and payload at once, or is in memory already. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/time.h"
@@ -20,12 +21,19 @@ struct fetch {
 	const uint8_t *data;   /* [item.size] */
 };
 
+/* Where the disk has to be waited for, another worker takes this one's place. */
 static bool read_all(struct fetch *g, uint8_t *data)
 {
 	struct iovec iov[2] = { { g->c->small, g->ref.head_bytes }, { data, g->ref.data_bytes } };
-	ssize_t n = preadv(g->ref.fd, iov, 2, (off_t)g->ref.offset);
+	const ssize_t want = (ssize_t)g->ref.head_bytes + (ssize_t)g->ref.data_bytes;
+	ssize_t n = preadv2(g->ref.fd, iov, 2, (off_t)g->ref.offset, RWF_NOWAIT);
 
-	return n >= 0 && (size_t)n == (size_t)g->ref.head_bytes + g->ref.data_bytes;
+	if (n == want)
+		return true;
+	resp_stall(g->c, true);
+	n = preadv(g->ref.fd, iov, 2, (off_t)g->ref.offset);
+	resp_stall(g->c, false);
+	return n == want;
 }
 
 /* The front in c->small, and what it says of the value. */

@@ -36,7 +36,9 @@ static bool put(struct resp_conn *c, struct resp_text name, struct resp_text val
 
 	meta_reset(c->meta);
 	meta_put_bin(c->meta, "name", name.p, name.n);
+	resp_stall(c, true); /* writing may take its time */
 	rc = store_put(c->ss, &p, &result, err);
+	resp_stall(c, false);
 	if (!rc && result == STORE_ALREADY && !is_there(c, name, err)) {
 		p.replace = true;
 		rc = store_put(c->ss, &p, &result, err);

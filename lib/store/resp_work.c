@@ -13,7 +13,7 @@
 
 #include "store/resp_impl.h"
 
-enum { THREADS_MAX = 1024, AT_ONCE_LEAST = 2 };
+enum { THREADS_MAX = 1024 };
 
 struct resp_workers {
 	pthread_mutex_t lock;
@@ -225,7 +225,7 @@ int resp_workers_open(struct resp_front *f, struct ds_err *err)
 
 	if (!w)
 		return err_nomem(err, sizeof *w, "threads");
-	w->limit = f->o.workers ? f->o.workers : cpus > AT_ONCE_LEAST ? (size_t)cpus : AT_ONCE_LEAST;
+	w->limit = f->o.workers ? f->o.workers : cpus > 2 ? (size_t)cpus - 1 : 1;
 	if (w->limit > THREADS_MAX)
 		w->limit = THREADS_MAX;
 	pthread_mutex_init(&w->lock, NULL);
