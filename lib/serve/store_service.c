@@ -72,7 +72,7 @@ static int begin(struct store_service *sv, struct store *s, const struct store_s
 {
 	const struct store_server_options server = { .program = o->program, .max_frame = o->max_frame,
 		.memory = o->memory, .peer_ns = o->listens || o->resp ? o->peer_ns : 0 };
-	const struct resp_options resp = { .max_value = o->max_frame, .memory = o->memory, .stall_ns = o->peer_ns,
+	struct resp_options resp = { .max_value = o->max_frame, .memory = o->memory, .stall_ns = o->peer_ns,
 		.store_ns = o->peer_ns };
 	int rc;
 
@@ -88,6 +88,8 @@ static int begin(struct store_service *sv, struct store *s, const struct store_s
 	rc = store_begin(&sv->ss, s, err);
 	if (!rc)
 		rc = store_server_new(&sv->server, s, &server, err);
+	if (!rc)
+		resp.pool = store_server_pool(sv->server);
 	if (!rc && o->resp)
 		rc = resp_front_new(&sv->front, s, &resp, err);
 	return rc;

@@ -53,22 +53,49 @@ static bool take_kept(struct store_pool *p, size_t cap, struct store_buffer *b)
 	return false;
 }
 
+static bool is_small(const struct store_pool *p, size_t cap)
+{
+	return cap <= p->limit / 16;
+}
+
+/* The first of its kind that waits, or NULL. */
+static struct store_pool_wait *first(const struct store_pool *p, bool small)
+{
+	struct store_pool_wait *w = p->first;
+
+	while (w && w->small != small)
+		w = w->next;
+	return w;
+}
+
+static bool room(uint64_t limit, uint64_t taken, size_t cap)
+{
+	return cap <= limit && taken <= limit - cap;
+}
+
+/* Small ones fall back to their share while a large one waits, so that it comes to its turn. */
 static bool fits(const struct store_pool *p, size_t cap)
 {
-	return p->taken == 0 || (cap <= p->limit && p->taken <= p->limit - cap);
+	uint64_t share = p->limit / 4, large = p->taken - p->small;
+
+	if (p->taken == 0)
+		return true;
+	if (is_small(p, cap))
+		return room(share, p->small, cap) || (!first(p, false) && room(p->limit, p->taken, cap));
+	return large ? room(p->limit - share, large, cap) && room(p->limit, p->taken, cap) : p->small <= share;
 }
 
 /* Waits for its turn and for room; the lock is held.  False: too late. */
 static bool wait_turn(struct store_pool *p, size_t cap, int64_t until)
 {
 	const struct timespec at = { .tv_sec = until / 1000000000, .tv_nsec = until % 1000000000 };
-	struct store_pool_wait self = { NULL }, **w = &p->first;
+	struct store_pool_wait self = { NULL, is_small(p, cap) }, **w = &p->first;
 	bool late = false;
 
 	while (*w)
 		w = &(*w)->next;
 	*w = &self;
-	while (!(p->first == &self && fits(p, cap)) && !late) {
+	while (!(first(p, self.small) == &self && fits(p, cap)) && !late) {
 		if (until)
 			late = pthread_cond_timedwait(&p->given, &p->lock, &at) == ETIMEDOUT;
 		else
@@ -100,10 +127,11 @@ int store_pool_take(struct store_pool *p, size_t n, int64_t until, struct store_
 		return err_nomem(err, n, "a payload");
 	cap = size_class(n);
 	pthread_mutex_lock(&p->lock);
-	late = (p->first || !fits(p, cap)) && !wait_turn(p, cap, until);
+	late = (first(p, is_small(p, cap)) || !fits(p, cap)) && !wait_turn(p, cap, until);
 	if (!late) {
 		have = take_kept(p, cap, b);
 		p->taken += cap;
+		p->small += is_small(p, cap) ? cap : 0;
 		drop_kept(p);
 	}
 	pthread_mutex_unlock(&p->lock);
@@ -129,6 +157,7 @@ void store_pool_give(struct store_pool *p, struct store_buffer *b)
 		return;
 	pthread_mutex_lock(&p->lock);
 	p->taken -= b->cap;
+	p->small -= is_small(p, b->cap) ? b->cap : 0;
 	if (b->p && b->cap <= KEEP_EACH && p->kept + b->cap <= KEEP_ALL && p->n < STORE_POOL_KEPT) {
 		p->kept += b->cap;
 		p->free[p->n++] = *b;

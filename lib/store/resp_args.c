@@ -8,7 +8,7 @@
 #include "base/time.h"
 #include "store/resp_impl.h"
 
-enum { TEXT_KEEP = 64 << 10, COMMAND_NAME_MAX = 64, SLOWEST = 64 << 10 /* bytes a second of a peer that is served */ };
+enum { TEXT_KEEP = 64 << 10, COMMAND_NAME_MAX = 64, SLOWEST = 1 << 20 /* bytes a second of a peer that is served */ };
 
 #define MEMORY_NS ((int64_t)5000000000) /* of waiting for memory that others have */
 
@@ -49,10 +49,10 @@ bool resp_take(struct resp_conn *c, size_t n, struct store_buffer *b)
 	struct ds_err err;
 	int64_t now = time_mono_ns();
 
-	if (store_pool_take(&c->front->pool, n, now, b, &err) == 0)
+	if (store_pool_take(c->front->pool, n, now, b, &err) == 0)
 		return true;
 	resp_stall(c, true);
-	store_pool_take(&c->front->pool, n, now + MEMORY_NS, b, &err);
+	store_pool_take(c->front->pool, n, now + MEMORY_NS, b, &err);
 	resp_stall(c, false);
 	return b->p != NULL;
 }
@@ -148,7 +148,7 @@ int resp_next(struct resp_conn *c, bool value, struct ds_err *err)
 
 void resp_forget(struct resp_conn *c)
 {
-	store_pool_give(&c->front->pool, &c->value);
+	store_pool_give(c->front->pool, &c->value);
 	if (!c->in_line)
 		c->text.len = 0;
 }

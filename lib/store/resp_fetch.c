@@ -156,6 +156,6 @@ bool resp_fetch(struct resp_conn *c, struct resp_text name, int *rc, struct ds_e
 		resp_cache_done(c->front->cache, e);
 	else if (how == VALUE && !*rc)
 		keep(&g);
-	store_pool_give(&c->front->pool, &g.b);
+	store_pool_give(c->front->pool, &g.b);
 	return how != NOT_THIS_WAY;
 }

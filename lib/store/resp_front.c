@@ -11,17 +11,26 @@
 #include "store/resp_impl.h"
 #include "store/store_impl.h"
 
-enum { ROUNDS = 8 /* reads of one connection before others have their turn */, CACHE_PART = 4 };
+enum {
+	ROUNDS = 8,     /* reads of one connection before others have their turn */
+	CACHE_PART = 8, /* of the memory: half of the small ones' share (pool.h) */
+};
 
 #define STALL_NS ((int64_t)30000000000)
 #define MEMORY ((uint64_t)1 << 30)
 
-/* A part of the memory; two of the largest values must have room beside it. */
+/* A part of the memory; the largest value must have room beside it in the large ones' share (pool.h). */
 static uint64_t cache_limit(const struct resp_options *o)
 {
-	uint64_t rest = o->memory / 2 > o->max_value ? o->memory - 2 * o->max_value : 0;
+	uint64_t rest = o->memory / 2 > o->max_value ? o->memory / 2 - o->max_value : 0;
 
 	return rest < o->memory / CACHE_PART ? rest : o->memory / CACHE_PART;
+}
+
+static void close_own(struct resp_front *f)
+{
+	if (f->pool == &f->own)
+		store_pool_close(&f->own);
 }
 
 int resp_front_new(struct resp_front **out, struct store *s, const struct resp_options *o, struct ds_err *err)
@@ -44,13 +53,14 @@ int resp_front_new(struct resp_front **out, struct store *s, const struct resp_o
 	if (!f->o.stall_ns)
 		f->o.stall_ns = STALL_NS;
 	f->began_ns = time_mono_ns();
-	rc = store_pool_open(&f->pool, f->o.memory, err);
+	f->pool = f->o.pool ? f->o.pool : &f->own;
+	rc = f->o.pool ? 0 : store_pool_open(&f->own, f->o.memory, err);
 	if (!rc && s->ops->find) { /* it does not wait for another process */
-		f->cache = resp_cache_new(&f->pool, cache_limit(&f->o));
+		f->cache = resp_cache_new(f->pool, cache_limit(&f->o));
 		rc = resp_workers_open(f, err);
 		if (rc) {
 			resp_cache_free(f->cache);
-			store_pool_close(&f->pool);
+			close_own(f);
 		}
 	}
 	if (rc)
@@ -66,7 +76,7 @@ void resp_front_free(struct resp_front *f)
 		return;
 	resp_workers_close(f);
 	resp_cache_free(f->cache);
-	store_pool_close(&f->pool);
+	close_own(f);
 	free(f);
 }
 

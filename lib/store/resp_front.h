@@ -19,6 +19,7 @@ enum {
 struct resp_options {
 	uint64_t max_value; /* of one value; 0: 256 MiB */
 	uint64_t memory;    /* of values on their way, all connections together; 0: 1 GiB */
+	struct store_pool *pool; /* of so much memory, which others use too; NULL: one of its own */
 	int64_t stall_ns;   /* who neither sends the rest of a command nor takes a reply for so long is left; 0: 30 s */
 	int64_t store_ns;   /* deadline of each call of the store; 0: none */
 	unsigned workers;   /* threads of a store of files that do not wait at once; 0: as the processors suggest */

@@ -39,7 +39,7 @@ void resp_cache_put(struct resp_cache *k, struct resp_cached *e);
 struct resp_front {
 	struct store *store;
 	struct resp_options o;
-	struct store_pool pool;
+	struct store_pool *pool, own; /* own: where none is shared */
 	struct resp_cache *cache;     /* NULL: none */
 	struct resp_workers *workers; /* NULL: each connection is served by the thread that brought it */
 	int64_t began_ns;

@@ -152,7 +152,7 @@ static int set(struct resp_conn *c, struct resp_text name, struct resp_text valu
 	}
 	if (fine)
 		rc = reply_set(c, how, &old, stored, err);
-	store_pool_give(&c->front->pool, &old.b);
+	store_pool_give(c->front->pool, &old.b);
 	return rc;
 }
 

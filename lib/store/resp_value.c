@@ -83,7 +83,7 @@ int resp_seek(struct resp_conn *c, struct resp_text name, bool payload, struct r
 	*s = (struct resp_seek){ .c = c, .name = name, .payload = payload };
 	rc = store_get(c->ss, &key, 1, &sink, &got, err);
 	if (rc || (payload && !s->read)) {
-		store_pool_give(&c->front->pool, &s->b);
+		store_pool_give(c->front->pool, &s->b);
 		s->found = false;
 	}
 	return rc;
@@ -119,7 +119,7 @@ static int get_one(struct resp_conn *c, size_t i, struct ds_err *err)
 		resp_nil(c);
 	else
 		rc = resp_send_bytes(c, s.data, s.size, err);
-	store_pool_give(&c->front->pool, &s.b);
+	store_pool_give(c->front->pool, &s.b);
 	return rc;
 }
 

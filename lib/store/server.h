@@ -10,6 +10,7 @@
 
 #include "frame/hello.h"
 #include "frame/messages_store.h"
+#include "store/pool.h"
 #include "store/store.h"
 
 struct store_server_options {
@@ -34,6 +35,7 @@ void store_server_free(struct store_server *sv);
  * done. */
 void store_server_drain(struct store_server *sv);
 struct store_server_counts *store_server_counts(struct store_server *sv);
+struct store_pool *store_server_pool(struct store_server *sv); /* for others who serve the same clients */
 uint64_t store_server_memory(struct store_server *sv); /* taken by payloads now */
 
 /*

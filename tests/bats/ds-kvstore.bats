@@ -237,6 +237,13 @@ assert s["program"] == "ds-kvstore" and s["requests"]["put"] == 3 and s["stat"][
 	stop
 }
 
+@test "a large put that comes slowly does not hold the small ones, of either protocol, and ends" {
+	serve --memory 4M --max-frame 4M --peer-timeout 2s --resp unix:resp.sock
+	check slow_put unix:kv.sock unix:resp.sock
+	stop
+	grep -q 'stands still within a frame' "$BG_ERR"
+}
+
 @test "pins hold what nobody asks for, and end with their client" {
 	serve --capacity 64M --segment 4M
 	check pins unix:kv.sock

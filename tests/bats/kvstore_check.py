@@ -439,6 +439,38 @@ def memory(addr):
     assert not wrong, wrong
 
 
+def slow_put(addr, resp):
+    """A put of 4 MB, all of --memory, at 300 kB/s: small puts beside it are stored at once."""
+    slow_one = Client(addr)
+    slow_one.put_frame(KEYS[1], value(1, 4 << 20))
+    data = slow_one.out.getvalue()
+    ended = []
+
+    def trickle():
+        try:
+            for i in range(0, len(data), 30000):
+                slow_one.s.sendall(data[i:i + 30000])
+                time.sleep(0.1)
+        except OSError:
+            ended.append(True)
+    threading.Thread(target=trickle, daemon=True).start()
+    time.sleep(0.3)
+    c = Client(addr)
+    r = socket.socket(socket.AF_UNIX)
+    r.connect(resp[5:])
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        t = time.monotonic()
+        assert c.put(KEYS[2], value(2, 1000), replace=True) == "stored"
+        r.sendall(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$200000\r\n" + bytes(200000) + b"\r\n")
+        assert r.recv(100) == b"+OK\r\n"
+        assert time.monotonic() - t < 0.7
+        assert not ended
+    wait_for(lambda: ended)  # 2 s and 4 MB at 1 MB/s
+    assert c.put(KEYS[3], value(3, 3 << 20)) == "stored"
+    c.end()
+
+
 def pins(addr):
     """Pins of a client end with it (the store holds about 64 MB)."""
     c = Client(addr)

@@ -53,6 +53,33 @@ static void start(struct taker *t, size_t n)
 	waiting(n);
 }
 
+/* Small ones beside a large one that takes all; then as many as there is room, and a large one that waits. */
+static void small_ones(struct store_buffer *large)
+{
+	struct store_buffer s[17], more;
+	struct taker t = { 5, 3 * MB, 0, -1, 0 };
+	struct ds_err err;
+	size_t n = 0;
+
+	while (n < 17 && !store_pool_take(&pool, MB / 4, 1, &s[n], &err))
+		n++;
+	tap_ok(n == 4, "small ones have a quarter beside it: %zu", n);
+	store_pool_give(&pool, large);
+	while (n < 17 && !store_pool_take(&pool, MB / 4, 1, &s[n], &err))
+		n++;
+	tap_ok(n == 16, "and all where there are no others: %zu", n);
+	start(&t, 1);
+	for (; n > 5; n--)
+		store_pool_give(&pool, &s[n - 1]);
+	tap_ok(store_pool_take(&pool, MB / 4, 1, &more, &err) == DS_TEMP, "but what a large one waits for");
+	store_pool_give(&pool, &s[--n]);
+	pthread_join(t.thread, NULL);
+	tap_ok(!t.rc, "which is given it as soon as they have their quarter");
+	while (n)
+		store_pool_give(&pool, &s[--n]);
+	tap_ok(store_pool_taken(&pool) == 0, "all are given back");
+}
+
 int main(void)
 {
 	struct store_buffer a, b, c;
@@ -87,8 +114,8 @@ int main(void)
 	tap_ok(turns == 3 && order[0] == 1 && order[1] == 2 && order[2] == 4, "in turn");
 	tap_ok(store_pool_taken(&pool) == 0, "nothing is taken in the end");
 	rc = store_pool_take(&pool, 9 * MB, 1, &a, &err);
-	tap_ok(!rc && store_pool_take(&pool, 1, 1, &b, &err) == DS_TEMP, "more than the limit is given alone");
-	store_pool_give(&pool, &a);
+	tap_ok(!rc && store_pool_take(&pool, MB, 1, &b, &err) == DS_TEMP, "more than the limit is given alone");
+	small_ones(&a);
 	rc = store_pool_take(&pool, MB, 1, &a, &err);
 	was = a.p;
 	store_pool_give(&pool, &a);
