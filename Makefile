@@ -26,7 +26,7 @@ comma := ,
 BUILD := build$(if $(SANITIZE),-$(subst $(comma),-,$(SANITIZE)))
 
 # The C library of msgpack is called msgpack-c by newer releases.
-PKGS := $(shell pkg-config --exists msgpack-c 2>/dev/null && echo msgpack-c || echo msgpack) libzstd libxxhash jansson libpcre2-8
+PKGS := $(shell pkg-config --exists msgpack-c 2>/dev/null && echo msgpack-c || echo msgpack) libzstd libxxhash jansson libpcre2-8 libcrypto
 
 WARN   = -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wformat=2 -Wvla \
          -Wwrite-strings -Wundef -Wcast-qual -Wpointer-arith -Wconversion -Wno-sign-conversion $(if $(WERROR),-Werror)

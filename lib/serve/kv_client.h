@@ -27,6 +27,7 @@ struct kv_client_options {
 	int64_t timeout_ns;     /* of each call of the store */
 	size_t write_bytes;     /* most memory for blocks that wait to be written */
 	struct block_layout layout;
+	bool pure;              /* blocks that decode made are not looked for */
 	struct kv_pool *pool;
 };
 

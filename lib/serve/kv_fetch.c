@@ -80,7 +80,7 @@ static int look_up(struct kv_ask *a, struct store_session *ss, struct ds_err *er
 	rc = has(a, ss, a->keys, a->blocks, a->here, &run, err);
 	for (a->found = a->have; !rc && a->found < a->blocks && a->here[a->found];)
 		a->found++;
-	while (!rc && a->found < a->blocks && more) {
+	while (!rc && a->found < a->blocks && more && !a->c->o.pure) {
 		rc = find_decoded(a, ss, &more, err);
 		if (rc || !more)
 			break;

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "base/utf8.h"
 #include "serve/ranked.h"
 #include "serve/work.h"
 
@@ -18,13 +19,36 @@ static int parse_form(const char *s, enum block_form *f, struct ds_err *err)
 	return 0;
 }
 
+struct hashing { const struct model *m; char *hex; };
+
+static int hash_weights(void *arg, struct ds_err *err)
+{
+	const struct hashing *h = arg;
+
+	return model_fingerprint_full(h->m, h->hex, err);
+}
+
+/* The fingerprint that peers compare looks at a sample of each tensor: enough for weights that one operator serves at a
+ * time, not for a store that outlives them and that models which differ in a few rows share. */
+static int name_model(struct work *w, const struct kv_options *o, struct block_layout *l, struct ds_err *err)
+{
+	struct hashing h = { w->model, l->model };
+
+	if (!o->model)
+		return ranked_aside(w, hash_weights, &h, err);
+	if (!*o->model || strlen(o->model) >= sizeof(l->model) || !utf8_valid(o->model, strlen(o->model), NULL))
+		return err_set(err, DS_USAGE, "--kv-model: '%s' is no name of 1 to %zu bytes", o->model,
+			sizeof(l->model) - 1);
+	snprintf(l->model, sizeof(l->model), "%s", o->model);
+	return 0;
+}
+
 static void set_layout(const struct work *w, const struct kv_options *o, struct block_layout *l)
 {
 	const struct config *c = &w->model->config;
 	struct hello h;
 
 	work_hello(w, &h, "", "");
-	snprintf(l->model, sizeof(l->model), "%s", h.model);
 	snprintf(l->arith, sizeof(l->arith), "%s", h.quant);
 	snprintf(l->kernels, sizeof(l->kernels), "%s", engine_kernels(w->engine));
 	l->type = w->pool->type;
@@ -48,7 +72,11 @@ int kv_options_open(struct work *w, const struct kv_options *o, uint64_t kv_memo
 	if (!o->timeout_ns)
 		return err_set(err, DS_USAGE, "--kv-timeout: 0 would be no store; leave --kv out");
 	c.write_bytes = c.write_bytes < WRITE_BYTES_LEAST ? WRITE_BYTES_LEAST : c.write_bytes;
+	rc = name_model(w, o, &c.layout, err);
+	if (rc)
+		return rc;
 	set_layout(w, o, &c.layout);
+	c.pure = o->pure;
 	w->store_timeout_ns = o->timeout_ns;
 	w->generated = o->generated;
 	rc = kv_client_open(&w->store, &c, err);

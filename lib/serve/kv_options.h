@@ -11,7 +11,9 @@ struct work;
 struct kv_options {
 	const char *addr;      /* of the store, NULL: none */
 	const char *form;      /* "bf16" or "fp8" */
+	const char *model;     /* what its blocks are told from others' by, NULL: a hash of all weights */
 	int64_t timeout_ns, block;
+	bool pure;             /* blocks that decode made are not taken */
 	/* set by the program */
 	bool generated;        /* what decode makes is stored, too */
 };
@@ -19,6 +21,10 @@ struct kv_options {
 #define KV_OPTIONS(o) \
 	{ .name = "kv", .arg = "ADDR", .help = "take KV blocks from this store, and put new ones there", \
 	  .type = OPT_STR, .dst = &(o).addr, .env = true }, \
+	{ .name = "kv-model", .arg = "NAME", .help = "name of these weights there, instead of a hash of all of them", \
+	  .type = OPT_STR, .dst = &(o).model, .env = true }, \
+	{ .name = "no-generated", .help = "leave blocks that decode made (--store-generated) to others", \
+	  .type = OPT_FLAG, .dst = &(o).pure }, \
 	{ .name = "kv-timeout", .arg = "TIME", .help = "most that the store may cost a request", .def = "2s", \
 	  .type = OPT_TIME, .dst = &(o).timeout_ns, .env = true }, \
 	{ .name = "kv-dtype", .arg = "bf16|fp8", .help = "how they are stored; fp8 is smaller and not exact", \

@@ -1,10 +1,11 @@
 /*
  * KV blocks as items of a store: their keys, what their meta says, the form in which they are stored.
  *
- * A key is XXH3-128 over the key of the block before it, the token ids, and how the rows were made; the first block's
- * predecessor stands for the model and the layout.  So equal keys mean equal bits (DESIGN section 7) as far as hashes
- * go; block_check compares all of it when a block is about to be used, the block before it having been compared before,
- * so that neither a collision nor a stale layout can give wrong KV.
+ * A key is the first half of SHA-256 over the key of the block before it, the token ids, and how the rows were made;
+ * the first block's predecessor stands for the model and the layout.  So equal keys mean equal bits (DESIGN section 7):
+ * prompts come from anybody, who must not be able to make two that share a key, which a faster hash would let them.
+ * block_check compares all but the blocks further ahead when a block is about to be used, so that neither a stale
+ * layout nor a damaged or misplaced item can give wrong KV.
  *
  * Rows of a prompt are made by prefill's arithmetic (expanded attention), those of generated tokens by decode's
  * (absorbed): other bits.  `decoded` says from which token of the block on rows are decode's.

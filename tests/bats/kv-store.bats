@@ -160,6 +160,41 @@ store() {
 	[ "$hits" -eq 0 ]
 }
 
+# Weights that are alike wherever a few bytes of each tensor are looked at.
+@test "a model that differs in one row of its embedding has blocks of its own, unless --kv-model says otherwise" {
+	cp -R "$DS_MODEL" other
+	"$PYTHON" - other <<-'END'
+		import glob, json, struct, sys
+		for path in glob.glob(sys.argv[1] + "/*.safetensors"):
+		    with open(path, "r+b") as f:
+		        n = struct.unpack("<Q", f.read(8))[0]
+		        at = json.loads(f.read(n)).get("model.embed_tokens.weight")
+		        if not at:
+		            continue
+		        width = at["shape"][1] * 2
+		        assert at["dtype"] == "BF16"
+		        f.seek(8 + n + at["data_offsets"][0] + 10 * width)
+		        row = bytearray(f.read(width))
+		        row[1::2] = bytes(b ^ 0x80 for b in row[1::2])
+		        f.seek(-width, 1)
+		        f.write(row)
+		        break
+		else:
+		    raise SystemExit("no embedding")
+	END
+	[ "$(ds-model fingerprint other)" = "$(ds-model fingerprint "$DS_MODEL")" ]
+	limited ds-prefill -m other --no-prefix-cache borders | "$PYTHON" "$TALK" handed /dev/stdin >other.want
+	! cmp -s other.want borders.want
+	handed borders borders.want --kv dir:store --no-prefix-cache
+	limited ds-prefill -m other --kv dir:store --no-prefix-cache borders >kv
+	"$PYTHON" "$TALK" handed kv | cmp other.want -
+	prefill --kv dir:store --kv-model 'a name' --no-prefix-cache borders >kv
+	"$PYTHON" "$TALK" hits kv | awk '$3 { bad = 1 } END { exit bad }'
+	hits=$(handed borders borders.want --kv dir:store --kv-model 'a name' --no-prefix-cache)
+	[ "$hits" -eq "$(possible)" ]
+	refused 64 'is no name' ds-prefill -m "$DS_MODEL" --kv dir:store --kv-model '' /dev/null
+}
+
 @test "FP8: what is stored is smaller, what hits is near, and no exact block is taken for it" {
 	handed mix mix.want --kv dir:exact --no-prefix-cache >/dev/null
 	handed mix mix.want --kv dir:store --kv-dtype fp8 --no-prefix-cache >/dev/null

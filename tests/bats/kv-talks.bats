@@ -39,6 +39,10 @@ same() {
 	done
 }
 
+sum() {
+	awk '{ n += $1 } END { print n }' "$1"
+}
+
 # stored DIR: every block of the store with the hash of its bytes.
 stored() {
 	"$PYTHON" "$TALK" blocks "$1"/*.seg
@@ -75,13 +79,24 @@ stored() {
 			long=$("$PYTHON" -c 'import json, sys; print(sum(len(json.loads(x)["ids"]) for x in open(sys.argv[1])))' "first.$t.lines")
 			[ "$(sed -n "${t}p" first.hits)" -ge $((long - had * 64 * 3)) ]
 		done
-		[ "$(paste -sd+ first.hits | bc)" -gt "$(paste -sd+ pure.hits | bc)" ]
+		[ "$(sum first.hits)" -gt "$(sum pure.hits)" ]
 		# the dialogue again, all of it there: the same answers, nothing new in the store
 		talks again "$one --kv dir:first" "$two --kv dir:first --store-generated" >again.hits
 		same first again
 		stored first | cmp first.stored -
 		[ "$(head -n 1 again.hits)" -gt "$(head -n 1 first.hits)" ]
 	done
+}
+
+@test "--no-generated: what decode made is left alone, and the answers are those without a store" {
+	[ "$TURNS" -le 3 ] || TURNS=3
+	talks plain '--no-prefix-cache' '' >/dev/null
+	talks filling '--kv dir:store' '--kv dir:store --store-generated' >/dev/null
+	talks left '--kv dir:store --no-generated' '' >left.hits
+	same plain left
+	talks taken '--kv dir:store' '' >taken.hits
+	[ "$(sum left.hits)" -gt 0 ]
+	[ "$(sum left.hits)" -lt "$(sum taken.hits)" ]
 }
 
 @test "--store-generated: without the prompt's keys nothing is stored, and without --kv it is refused" {
