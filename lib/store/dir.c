@@ -128,12 +128,12 @@ static void dir_locks(struct dir *d)
 	pthread_mutex_init(&d->scan, NULL);
 	pthread_mutex_init(&d->write, NULL);
 	pthread_mutex_init(&d->flights, NULL);
-	pthread_cond_init(&d->landed, NULL);
 	pthread_mutex_init(&d->pins, NULL);
 	pthread_mutex_init(&d->rest, NULL);
 	pthread_condattr_init(&clock);
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
 	pthread_cond_init(&d->wake, &clock);
+	pthread_cond_init(&d->landed, &clock);
 	pthread_condattr_destroy(&clock);
 }
 
@@ -195,18 +195,23 @@ static void clean(struct dir *d)
 
 static int take_in(struct dir *d, struct ds_err *err)
 {
-	int rc;
+	bool ro = d->base.o.read_only;
+	int rc = dir_write_lock(d, time_mono_ns() + DIR_OPEN_WAIT_S * (int64_t)1000000000, err);
 
-	pthread_mutex_lock(&d->write);
-	if (!d->base.o.read_only)
-		dir_lock(d, true);
+	if (rc)
+		return rc;
+	if (!ro)
+		rc = dir_lock(d, err);
+	if (rc)
+		goto out;
 	rc = dir_look(d, true, err);
-	if (!d->base.o.read_only) {
+	if (!ro) {
 		dir_inherit(d);
 		clean(d);
 		dir_unlock(d);
 	}
-	pthread_mutex_unlock(&d->write);
+out:
+	dir_write_unlock(d);
 	return rc;
 }
 

@@ -105,10 +105,14 @@ static int gc_segment(struct dir *d, struct segment *seg, bool merge, struct dir
 {
 	struct idx x = { 0 };
 	uint64_t dead;
+	bool gone;
 	int rc = 0;
 
-	if (!segment_take(d, seg))
-		return 0; /* others need it */
+	pthread_rwlock_rdlock(&d->lock);
+	gone = seg->gone;
+	pthread_rwlock_unlock(&d->lock);
+	if (gone || !segment_take(d, seg))
+		return 0; /* or others need it */
 	if (segment_records(d, seg, &x, err))
 		goto out;
 	dead = dead_bytes(d, seg, &x);
@@ -129,6 +133,24 @@ out:
 	return rc;
 }
 
+/* One segment at a time: others are not to wait long for the directory. */
+static int gc_next(struct dir *d, struct held *h, size_t i, struct dir_report *r, struct ds_err *err)
+{
+	int rc = dir_write_lock(d, time_mono_ns() + DIR_OPEN_WAIT_S * (int64_t)1000000000, err);
+
+	if (rc)
+		return rc;
+	rc = dir_lock(d, err);
+	if (!rc) {
+		rc = dir_look(d, true, err);
+		if (!rc)
+			rc = gc_segment(d, h->seg[i], has_fellows(d, h->seg[i], h), r, err);
+		dir_unlock(d);
+	}
+	dir_write_unlock(d);
+	return rc;
+}
+
 int dir_gc(const char *path, const struct store_options *o, struct dir_report *r, struct ds_err *err)
 {
 	struct dir_session *ss = NULL;
@@ -144,14 +166,10 @@ int dir_gc(const char *path, const struct store_options *o, struct dir_report *r
 	if (rc)
 		goto out;
 	d = ss->d;
-	pthread_mutex_lock(&d->write);
-	dir_lock(d, true);
 	rc = hold_all(d, true, &h, err);
 	for (size_t i = 0; !rc && i < h.n; i++)
-		rc = gc_segment(d, h.seg[i], has_fellows(d, h.seg[i], &h), r, err);
+		rc = gc_next(d, &h, i, r, err);
 	release_all(d, &h);
-	dir_unlock(d);
-	pthread_mutex_unlock(&d->write);
 	if (!dir_stat_now(d, &st)) {
 		r->segments = st.segments;
 		r->items = st.items;

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/sync.h"
+#include "base/time.h"
 #include "store/dir_impl.h"
 
 static const char title[] = "dsutils store ", version[] = "1\n";
@@ -112,8 +113,10 @@ int format_open(struct dir *d, struct ds_err *err)
 	d->lock_fd = openat(d->fd, "lock", O_RDWR | O_CREAT | O_CLOEXEC, 0666);
 	if (d->lock_fd < 0)
 		return err_errno(err, DS_CONFIG, "cannot make '%s/lock'", d->path);
-	if (!file_lock(d->lock_fd, LOCK_ALONE, true))
-		return err_errno(err, DS_CONFIG, "cannot lock '%s/lock'", d->path);
+	rc = file_lock_until(d->lock_fd, LOCK_ALONE, time_mono_ns() + DIR_OPEN_WAIT_S * (int64_t)1000000000, d->path,
+		err);
+	if (rc)
+		return rc;
 	rc = read_format(d, err);
 	if (rc == DS_NO)
 		rc = write_format(d, err);

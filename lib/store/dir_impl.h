@@ -4,6 +4,7 @@
  *   dir.c            opening, closing, sessions   dir_has.c   looking keys up
  *   dir_entry.c      entries of the index, and segments in memory
  *   dir_get.c        reading items          dir_put.c   writing, deleting      dir_pin.c   pins
+ *   dir_lock.c       waiting for other threads and processes
  *   dir_seen.c       what other processes did: segments that came, grew, went away; taking over what a dead one left
  *   segment.c        names and marks        segment_write.c  making, appending, sealing
  *   segment_sync.c   bringing them to disk
@@ -55,6 +56,8 @@ enum file_lock { LOCK_NONE, LOCK_SHARED, LOCK_ALONE };
 /* flock(2), or where a file system has none, a lock of the open file description.  False: another has it (or errno).
  * wait: until it is free. */
 bool file_lock(int fd, enum file_lock how, bool wait);
+/* Waits until that time (CLOCK_MONOTONIC) at most: who has it may be stopped, or take its time.  DS_TEMP. */
+int file_lock_until(int fd, enum file_lock how, int64_t until, const char *what, struct ds_err *err);
 
 /* All n bytes from there on, or false. */
 bool dir_read(int fd, void *p, size_t n, uint64_t at);
@@ -178,6 +181,7 @@ struct dir {
 	bool listed_late;         /* long enough after that change to have seen all of it */
 
 	pthread_mutex_t write;
+	int64_t until;            /* under write: how long whoever has it waits for other processes */
 	struct segment *active[2]; /* small, main */
 	bool unsettled;           /* a segment could not be brought to disk when it was complete */
 	const struct segment *leaving; /* has the item that one being written replaces: it is not to be deleted */
@@ -255,7 +259,16 @@ int dir_look(struct dir *d, bool force, struct ds_err *err);
 void dir_inherit(struct dir *d);
 void dir_sweep(struct dir *d, bool now);
 void *dir_thread(void *d);
-bool dir_lock(struct dir *d, bool wait);   /* of the directory; under dir.write */
+
+/* ---- dir_lock.c: no wait is for ever, since another process can be stopped ---- */
+
+enum { DIR_WAIT_S = 5, DIR_OPEN_WAIT_S = 10 }; /* for those who have no deadline */
+int64_t dir_until(const struct store_session *ss);
+/* dir.write, and what is then waited for, until that time.  DS_TEMP. */
+int dir_write_lock(struct dir *d, int64_t until, struct ds_err *err);
+void dir_write_unlock(struct dir *d);
+int dir_lock(struct dir *d, struct ds_err *err); /* of the directory; under dir.write.  DS_TEMP */
+bool dir_trylock(struct dir *d);
 void dir_unlock(struct dir *d);
 
 /* ---- segment_write.c, segment_sync.c; all but segment_sync under dir.write ---- */

@@ -13,20 +13,25 @@ enum { ZSTD_LEVEL = 1, TRIES = 8 };
 
 /* ---- one thread at a time stores a key ---- */
 
-static void flight_begin(struct dir *d, struct flight *f)
+static int flight_begin(struct dir *d, struct flight *f, int64_t until, struct ds_err *err)
 {
+	const struct timespec t = { .tv_sec = until / 1000000000, .tv_nsec = until % 1000000000 };
 	struct flight *other;
+	int late = 0;
 
 	pthread_mutex_lock(&d->flights);
 	do {
 		for (other = d->flight; other && !store_key_equal(&other->key, &f->key);)
 			other = other->next;
 		if (other)
-			pthread_cond_wait(&d->landed, &d->flights);
-	} while (other);
-	f->next = d->flight;
-	d->flight = f;
+			late = pthread_cond_timedwait(&d->landed, &d->flights, &t);
+	} while (other && late != ETIMEDOUT);
+	if (!other) {
+		f->next = d->flight;
+		d->flight = f;
+	}
 	pthread_mutex_unlock(&d->flights);
+	return other ? err_set(err, DS_TEMP, "'%s': another put of the same key is not done", d->path) : 0;
 }
 
 static void flight_end(struct dir *d, const struct flight *f)
@@ -126,8 +131,9 @@ static int append(struct dir *d, struct tools *t, const struct append *a, bool m
 		rc = segment_append(d, t, *seg, a, end, err);
 		if (rc != DS_TEMP || i == TRIES)
 			break;
-		dir_lock(d, true); /* the disk is full */
-		went = dir_evict_one(d, false, &(struct ds_err){ 0 });
+		if (dir_lock(d, &(struct ds_err){ 0 }))
+			break;
+		went = dir_evict_one(d, false, &(struct ds_err){ 0 }); /* the disk is full */
 		dir_unlock(d);
 		if (!went)
 			break;
@@ -190,7 +196,9 @@ static int store_it(struct dir_session *ss, const struct store_put *p, const str
 
 	if (!d->base.o.zstd || !size || !compress(&ss->t, p, size, &y))
 		hash_plain(&ss->t, p, size, &y);
-	pthread_mutex_lock(&d->write);
+	rc = dir_write_lock(d, dir_until(&ss->base), err);
+	if (rc)
+		return rc;
 	had = p->replace && older(d, &p->key, &old, &a.item.at_ns);
 	a.from = had ? old.seg : NULL;
 	describe(ss, p, as, &y, &a);
@@ -200,7 +208,7 @@ static int store_it(struct dir_session *ss, const struct store_put *p, const str
 		seg->refs++;
 		pthread_rwlock_unlock(&d->lock);
 	}
-	pthread_mutex_unlock(&d->write);
+	dir_write_unlock(d);
 	if (!rc) {
 		if (p->sync || d->base.o.sync)
 			rc = segment_sync(d, seg, end, err);
@@ -276,9 +284,10 @@ int dir_put_item(struct dir_session *ss, const struct store_put *p, const struct
 	size_t size;
 	int rc = check_size(d, p, &size, err);
 
+	if (!rc)
+		rc = flight_begin(d, &f, dir_until(&ss->base), err);
 	if (rc)
 		goto out;
-	flight_begin(d, &f);
 	if (!p->replace)
 		rc = already(ss, p, &is, err);
 	if (rc) {
@@ -335,8 +344,12 @@ int dir_del(struct store_session *ss, const struct store_key *key, bool *was, st
 	struct found f;
 	int rc;
 
-	pthread_mutex_lock(&d->write);
-	dir_lock(d, true); /* nothing is being moved, and all copies are known */
+	rc = dir_write_lock(d, dir_until(ss), err);
+	if (rc)
+		return rc;
+	rc = dir_lock(d, err); /* then nothing is being moved, and all copies are known */
+	if (rc)
+		goto out;
 	rc = dir_look(d, true, err);
 	while (!rc && dir_find(d, key, false, &f)) {
 		segment_drop(d, f.seg, f.e.offset, f.e.front);
@@ -344,6 +357,7 @@ int dir_del(struct store_session *ss, const struct store_key *key, bool *was, st
 		segment_release(d, f.seg);
 	}
 	dir_unlock(d);
-	pthread_mutex_unlock(&d->write);
+out:
+	dir_write_unlock(d);
 	return rc;
 }

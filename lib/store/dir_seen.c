@@ -424,7 +424,8 @@ static void look_around(struct dir *d)
 
 	dir_look(d, false, &err);
 	if (!d->base.o.read_only && pthread_mutex_trylock(&d->write) == 0) {
-		if (dir_lock(d, false)) {
+		if (dir_trylock(d)) {
+			d->until = time_mono_ns();
 			dir_inherit(d);
 			dir_unlock(d);
 		}
@@ -450,15 +451,4 @@ void *dir_thread(void *ctx)
 	}
 	pthread_mutex_unlock(&d->rest);
 	return NULL;
-}
-
-bool dir_lock(struct dir *d, bool wait)
-{
-	return d->lock_fd < 0 || file_lock(d->lock_fd, LOCK_ALONE, wait);
-}
-
-void dir_unlock(struct dir *d)
-{
-	if (d->lock_fd >= 0)
-		file_lock(d->lock_fd, LOCK_NONE, true);
 }

@@ -146,8 +146,9 @@ static int create(struct dir *d, bool main, uint64_t reserve, struct segment **o
 		rc = err_errno(err, errno == ENOSPC || errno == EDQUOT ? DS_TEMP : DS_IO, "cannot make '%s/%s'",
 			d->path, seg->name);
 	} else {
-		file_lock(seg->fd, LOCK_ALONE, true);
-		rc = put_hello(d, seg, err);
+		rc = file_lock_until(seg->fd, LOCK_ALONE, d->until, seg->name, err);
+		if (!rc)
+			rc = put_hello(d, seg, err);
 		if (rc)
 			unlinkat(d->fd, seg->name, 0);
 	}
@@ -229,7 +230,9 @@ int segment_for(struct dir *d, bool main, uint64_t n, bool moving, struct segmen
 		d->active[main] = rc ? NULL : *out;
 		return rc;
 	}
-	dir_lock(d, true);
+	rc = dir_lock(d, err);
+	if (rc)
+		return rc;
 	rc = begin(d, main, n, reserve, out, err);
 	dir_unlock(d);
 	return rc;
