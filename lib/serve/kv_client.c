@@ -19,17 +19,19 @@
 
 void kv_failed(struct kv_client *c, const struct ds_err *why)
 {
-	bool news;
+	int64_t now = time_mono_ns();
+	bool news, ending;
 
 	pthread_mutex_lock(&c->lock);
 	news = !c->lost;
+	ending = c->stop || (c->flushing && now >= c->flush_until); /* it had no time */
 	c->pause_ns = news ? PAUSE_LEAST_NS : 2 * c->pause_ns < PAUSE_MOST_NS ? 2 * c->pause_ns : PAUSE_MOST_NS;
 	c->retry_ns = time_mono_ns() + c->pause_ns;
 	c->lost = true;
-	c->n.losses += news;
+	c->n.losses += news && !ending;
 	pthread_cond_signal(&c->asks_wake); /* who tries again */
 	pthread_mutex_unlock(&c->lock);
-	if (news)
+	if (news && !ending)
 		log_msg(LOG_WARN, "--kv '%s' is lost: %s; prompts are computed without it", c->o.addr, why->text);
 }
 
@@ -43,6 +45,53 @@ void kv_well(struct kv_client *c)
 	pthread_mutex_unlock(&c->lock);
 	if (news)
 		log_msg(LOG_WARN, "--kv '%s' is back", c->o.addr);
+}
+
+/* ---- the threads' sessions ---- */
+
+/* Until when its calls may wait, 0: as they like. */
+static int64_t last_call(const struct kv_client *c, struct store_session *const *ss)
+{
+	return c->stop || (c->flushing && ss == &c->asks_by) ? 1 : c->flushing ? c->flush_until : 0;
+}
+
+struct store_session *kv_session(struct kv_client *c, struct store_session **ss)
+{
+	struct store_session *made = NULL;
+	struct ds_err err;
+
+	if (*ss)
+		return *ss;
+	if (store_begin(&made, c->store, &err)) {
+		kv_failed(c, &err);
+		return NULL;
+	}
+	pthread_mutex_lock(&c->lock);
+	*ss = made;
+	if (last_call(c, ss))
+		store_hurry(made, last_call(c, ss));
+	pthread_mutex_unlock(&c->lock);
+	return made;
+}
+
+void kv_session_end(struct kv_client *c, struct store_session **ss)
+{
+	struct store_session *was = *ss;
+
+	pthread_mutex_lock(&c->lock);
+	*ss = NULL;
+	pthread_mutex_unlock(&c->lock);
+	if (was)
+		store_end(was);
+}
+
+/* With the lock held. */
+static void hurry(struct kv_client *c)
+{
+	if (c->asks_by)
+		store_hurry(c->asks_by, last_call(c, &c->asks_by));
+	if (c->writes_by)
+		store_hurry(c->writes_by, last_call(c, &c->writes_by));
 }
 
 /* ---- the bell ---- */
@@ -179,6 +228,7 @@ void kv_client_flush(struct kv_client *c, int64_t until)
 	pthread_mutex_lock(&c->lock);
 	c->flushing = true;
 	c->flush_until = until;
+	hurry(c);
 	while (c->writing && !c->lost)
 		if (pthread_cond_timedwait(&c->written, &c->lock, &t) == ETIMEDOUT)
 			break;
@@ -193,6 +243,7 @@ void kv_client_close(struct kv_client *c)
 		return;
 	pthread_mutex_lock(&c->lock);
 	c->stop = true;
+	hurry(c);
 	pthread_cond_broadcast(&c->asks_wake);
 	pthread_cond_broadcast(&c->writes_wake);
 	pthread_mutex_unlock(&c->lock);

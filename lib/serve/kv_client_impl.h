@@ -69,6 +69,7 @@ struct kv_client {
 	size_t write_bytes, writing; /* of those that wait or are being written; their number */
 	bool stop, flushing;
 	int64_t flush_until;
+	struct store_session *asks_by, *writes_by; /* of the two threads; NULL: not yet */
 	bool refuses;              /* the last block that was put: full, or it cannot write */
 	bool lost;                 /* it failed, and is tried again at retry_ns */
 	int64_t retry_ns, pause_ns;
@@ -84,6 +85,9 @@ void kv_write_free(struct kv_write *w);
 void kv_failed(struct kv_client *c, const struct ds_err *why);
 void kv_well(struct kv_client *c);
 void kv_ring(struct kv_client *c);
+/* The session of a thread, *ss, which ends as soon as the client does; NULL: an error, which was said. */
+struct store_session *kv_session(struct kv_client *c, struct store_session **ss);
+void kv_session_end(struct kv_client *c, struct store_session **ss);
 /* id of block b of ids; the chain before it is in keys. */
 struct block_id kv_id(const struct kv_client *c, const struct store_key *keys, const uint32_t *ids, size_t b,
 	uint64_t decoded);

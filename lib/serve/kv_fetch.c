@@ -201,7 +201,7 @@ static struct kv_ask *next(struct kv_client *c, bool *probe)
 	while (!c->stop && TAILQ_EMPTY(&c->asks) && !*probe) {
 		struct timespec t = { c->retry_ns / 1000000000, c->retry_ns % 1000000000 };
 
-		if (!c->lost)
+		if (!c->lost || c->flushing)
 			pthread_cond_wait(&c->asks_wake, &c->lock);
 		else if (time_mono_ns() >= c->retry_ns)
 			*probe = true;
@@ -248,6 +248,18 @@ static bool is_lost(struct kv_client *c)
 	return lost;
 }
 
+/* What is cut short since nothing is asked any more says nothing of the store. */
+static void failed(struct kv_client *c, const struct ds_err *why)
+{
+	bool ending;
+
+	pthread_mutex_lock(&c->lock);
+	ending = c->flushing || c->stop;
+	pthread_mutex_unlock(&c->lock);
+	if (!ending)
+		kv_failed(c, why);
+}
+
 static void work(struct kv_ask *a, struct store_session *ss)
 {
 	bool looks = a->state == KV_ASK_LOOKS, well;
@@ -257,7 +269,7 @@ static void work(struct kv_ask *a, struct store_session *ss)
 	well = !is_lost(a->c);
 	rc = !well ? 0 : looks ? look_up(a, ss, &err) : fetch(a, ss, &err);
 	if (rc)
-		kv_failed(a->c, &err);
+		failed(a->c, &err);
 	if (looks && (rc || !well))
 		a->found = 0;
 	over(a, looks && a->found ? KV_ASK_FOUND : KV_ASK_OVER, looks && well && !rc);
@@ -270,7 +282,7 @@ static void try_again(struct kv_client *c, struct store_session *ss)
 
 	store_deadline(ss, time_mono_ns() + c->o.timeout_ns);
 	if (store_has(ss, &c->root, 1, NULL, &prefix, &err))
-		kv_failed(c, &err);
+		failed(c, &err);
 	else
 		kv_well(c);
 }
@@ -278,24 +290,19 @@ static void try_again(struct kv_client *c, struct store_session *ss)
 void *kv_asker(void *client)
 {
 	struct kv_client *c = client;
-	struct store_session *ss = NULL;
 	struct kv_ask *a;
-	struct ds_err err;
 	bool probe;
 
 	while ((a = next(c, &probe)) || probe) {
-		if (!ss && store_begin(&ss, c->store, &err)) {
-			ss = NULL;
-			kv_failed(c, &err);
-			if (a)
-				over(a, KV_ASK_OVER, false);
-		} else if (a) {
+		struct store_session *ss = kv_session(c, &c->asks_by);
+
+		if (!ss && a)
+			over(a, KV_ASK_OVER, false);
+		else if (a)
 			work(a, ss);
-		} else {
+		else if (ss)
 			try_again(c, ss);
-		}
 	}
-	if (ss)
-		store_end(ss);
+	kv_session_end(c, &c->asks_by);
 	return NULL;
 }

@@ -312,20 +312,12 @@ void *kv_writer(void *client)
 	unsigned char *stored = c->o.layout.form == BLOCK_FP8 ? mem_array(c->stored_bytes, 1) : NULL;
 	struct meta_builder *b = meta_new();
 	bool able = b && (stored || c->o.layout.form != BLOCK_FP8);
-	struct store_session *ss = NULL;
 	struct kv_write *w[PUT_KEYS];
-	struct ds_err err;
 	size_t n;
 
-	while ((n = next(c, w)) > 0) {
-		if (!ss && able && store_begin(&ss, c->store, &err)) {
-			ss = NULL;
-			kv_failed(c, &err);
-		}
-		write_some(c, able ? ss : NULL, w, n, stored, b);
-	}
-	if (ss)
-		store_end(ss);
+	while ((n = next(c, w)) > 0)
+		write_some(c, able ? kv_session(c, &c->writes_by) : NULL, w, n, stored, b);
+	kv_session_end(c, &c->writes_by);
 	if (b)
 		meta_free(b);
 	free(stored);

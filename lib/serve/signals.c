@@ -151,6 +151,11 @@ void signals_done(void)
 	wake[0] = wake[1] = -1;
 }
 
+bool stage_stopped(void)
+{
+	return ending.again;
+}
+
 int64_t signals_since(void)
 {
 	return ending.first_ns;

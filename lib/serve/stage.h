@@ -126,6 +126,7 @@ struct stage_config {
  * others are served does not end a service.  A filter whose input is truncated answers what came whole, writes no
  * END, and gives DS_DATA. */
 int stage_run(const struct stage_config *cfg, struct ds_err *err);
+bool stage_stopped(void); /* the run was ended by a second signal */
 
 /* ---- for callbacks ---- */
 

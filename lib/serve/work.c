@@ -1,5 +1,6 @@
 #include "serve/work.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -190,6 +191,11 @@ void work_hello(const struct work *w, struct hello *h, const char *program, cons
 	ranked_hello(w, h);
 }
 
+static bool to_stdout(const struct stage_options *io)
+{
+	return io->output ? strcmp(io->output, "-") == 0 : !io->listen;
+}
+
 struct opening { struct work *w; const struct dump_options *d; const struct hello *hello; };
 
 static int open_there(void *arg, struct ds_err *err)
@@ -202,10 +208,9 @@ static int open_there(void *arg, struct ds_err *err)
 static int open_dump(struct work *w, const struct work_options *o, const struct stage_config *stage, struct ds_err *err)
 {
 	const struct stage_options *io = &stage->opt;
-	bool to_stdout = io->output ? strcmp(io->output, "-") == 0 : !io->listen;
 	struct dump_options d = { .patterns = o->dump, .to = o->dump_to, .force = io->force,
 		.mtp = !o->mtp ? DUMP_MTP_NONE : o->drafts ? DUMP_MTP_ALL : DUMP_MTP_KV,
-		.stdout_taken = to_stdout, .patience_ns = io->peer_ns };
+		.stdout_taken = to_stdout(io), .patience_ns = io->peer_ns };
 	int rc;
 
 	if (!o->dump && !o->dump_to)
@@ -227,6 +232,17 @@ static int flush(void *arg, struct ds_err *err)
 	return 0;
 }
 
+/* Who reads our output is not to wait for a store: all has been written. */
+static void release_stdout(void)
+{
+	int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+
+	if (fd >= 0 && fd != STDOUT_FILENO) {
+		dup2(fd, STDOUT_FILENO);
+		close(fd);
+	}
+}
+
 /* What waits to be written has as long as running requests have; a signal that the run's end no longer heeds ends it.
  */
 static void finish_store(struct work *w, bool stats)
@@ -234,7 +250,8 @@ static void finish_store(struct work *w, bool stats)
 	void (*term)(int) = signal(SIGTERM, SIG_DFL), (*interrupt)(int) = signal(SIGINT, SIG_DFL);
 	struct ds_err err;
 
-	ranked_aside(w, flush, w, &err);
+	if (!stage_stopped())
+		ranked_aside(w, flush, w, &err);
 	signal(SIGTERM, term);
 	signal(SIGINT, interrupt);
 	if (stats)
@@ -290,6 +307,8 @@ int work_run(struct work *w, const struct work_options *o, const struct stage_co
 		rc = ranked_begin(w, stage, err);
 	if (!rc && !o->unit.alone)
 		rc = stage_run(stage, err);
+	if (w->store && to_stdout(&stage->opt))
+		release_stdout();
 	if (w->store)
 		finish_store(w, o->stats);
 	rc = ranked_finish(w, stage, rc, err);

@@ -205,7 +205,7 @@ int dir_get(struct store_session *base, const struct store_key *keys, size_t n, 
 	int rc = 0;
 
 	for (size_t i = 0; !rc && i < n && next == NEXT; i++) {
-		if (base->deadline && time_mono_ns() >= base->deadline)
+		if (store_until(base) && time_mono_ns() >= store_until(base))
 			return err_set(err, DS_TEMP, "not read in time");
 		rc = get_one(ss, &keys[i], i, sink, &next, err);
 		if (!rc && next == NEXT) {

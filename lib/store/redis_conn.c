@@ -42,7 +42,9 @@ int redis_node_add(struct redis_session *ss, const struct addr *a, size_t *i, st
 
 int64_t redis_deadline(const struct redis_session *ss)
 {
-	return ss->base.deadline ? ss->base.deadline : time_mono_ns() + WAIT_NS;
+	int64_t until = store_until(&ss->base);
+
+	return until ? until : time_mono_ns() + WAIT_NS;
 }
 
 /* ---- connecting ---- */
@@ -135,6 +137,7 @@ static int connect_node(struct redis_session *ss, struct redis_node *node, struc
 		rc = resp_open(&node->r, node->fd, node->addr.text, err);
 	if (!rc) {
 		node->r.deadline = redis_deadline(ss);
+		node->r.hurry = &ss->base.hurry;
 		rc = greet(ss, node, err);
 	}
 	if (!rc) {

@@ -24,7 +24,9 @@
 
 bool wire_late(const struct remote_session *ss)
 {
-	return ss->base.deadline && time_mono_ns() >= ss->base.deadline;
+	int64_t until = store_until(&ss->base);
+
+	return until && time_mono_ns() >= until;
 }
 
 int wire_too_late(struct remote_session *ss, struct ds_err *err)
@@ -45,14 +47,18 @@ static int left_ms(int64_t until)
 static int wait_for(struct remote_session *ss, int fd, short events, int64_t most, struct ds_err *err)
 {
 	struct pollfd p = { .fd = fd, .events = events };
-	int64_t until = time_mono_ns() + most;
-	int rc;
+	int64_t last = time_mono_ns() + most, now, until;
 
-	if (ss->base.deadline && ss->base.deadline < until)
-		until = ss->base.deadline;
-	while ((rc = poll(&p, 1, left_ms(until))) < 0 && errno == EINTR)
-		;
-	return rc > 0 ? 0 : wire_too_late(ss, err);
+	do {
+		int rc;
+
+		now = time_mono_ns();
+		until = store_earlier(last, store_until(&ss->base));
+		rc = poll(&p, 1, left_ms(until < now + STORE_LOOK_NS ? until : now + STORE_LOOK_NS));
+		if (rc > 0)
+			return 0;
+	} while (now < until);
+	return wire_too_late(ss, err);
 }
 
 /* ---- connecting ---- */

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 
 #include "base/time.h"
+#include "store/store_impl.h"
 
 enum {
 	IN_BYTES = RESP_LINE_MAX + 2,
@@ -36,6 +37,12 @@ void resp_close(struct resp *r)
 
 #define SOON_NS ((int64_t)100000)
 
+/* CLOCK_MONOTONIC, 0: none. */
+static int64_t due(const struct resp *r)
+{
+	return r->hurry ? store_earlier(r->deadline, *r->hurry) : r->deadline;
+}
+
 /* False: the time is over. */
 static bool poll_ns(struct pollfd *p, int64_t ns)
 {
@@ -44,23 +51,35 @@ static bool poll_ns(struct pollfd *p, int64_t ns)
 	return ppoll(p, 1, ns < 0 ? NULL : &t, NULL) != 0;
 }
 
+/* The same of a deadline that may come to be earlier. */
+static bool poll_until(const struct resp *r, struct pollfd *p)
+{
+	int64_t left;
+
+	do {
+		left = due(r) ? due(r) - time_mono_ns() : -1;
+		if (due(r) && left < 0)
+			left = 0;
+		if (poll_ns(p, r->hurry && (left < 0 || left > STORE_LOOK_NS) ? STORE_LOOK_NS : left))
+			return true;
+	} while (left);
+	return false;
+}
+
 static int wait_for(struct resp *r, short events, struct ds_err *err)
 {
 	struct pollfd p = { .fd = r->fd, .events = events };
-	int64_t left = !r->deadline ? -1 : r->deadline - time_mono_ns();
 	bool ready;
 
-	if (r->deadline && left < 0)
-		left = 0;
-	if (r->stall && (left < 0 || left > SOON_NS)) {
+	if (r->stall && (!due(r) || due(r) - time_mono_ns() > SOON_NS)) {
 		ready = poll_ns(&p, SOON_NS);
 		if (!ready) {
 			r->stall(r->stall_ctx, true);
-			ready = poll_ns(&p, left < 0 ? left : left - SOON_NS);
+			ready = poll_until(r, &p);
 			r->stall(r->stall_ctx, false);
 		}
 	} else {
-		ready = poll_ns(&p, left);
+		ready = poll_until(r, &p);
 	}
 	if (!ready)
 		return err_set(err, DS_TEMP, "'%s': too late, %s", r->name,

@@ -28,6 +28,7 @@ struct resp {
 	int fd;           /* the owner's */
 	const char *name; /* for messages, the owner's */
 	int64_t deadline; /* CLOCK_MONOTONIC; 0: none, the descriptor may block */
+	const _Atomic int64_t *hurry; /* an earlier one by another thread, 0: none; or NULL */
 	uint8_t *in;      /* [RESP_LINE_MAX + 2], of which [at, end) is unread */
 	size_t at, end;
 	struct buf out;   /* gathered */

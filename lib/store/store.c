@@ -48,6 +48,11 @@ void store_deadline(struct store_session *ss, int64_t mono_ns)
 	ss->deadline = mono_ns;
 }
 
+void store_hurry(struct store_session *ss, int64_t mono_ns)
+{
+	ss->hurry = mono_ns;
+}
+
 static int many(size_t n, struct ds_err *err)
 {
 	return n > STORE_KEYS_MAX ? err_set(err, DS_USAGE, "%zu keys at once, the limit is %d", n, STORE_KEYS_MAX) : 0;

@@ -44,6 +44,8 @@ int store_begin(struct store_session **ss, struct store *s, struct ds_err *err);
 void store_end(struct store_session *ss);
 /* CLOCK_MONOTONIC; 0: none (as it begins). */
 void store_deadline(struct store_session *ss, int64_t mono_ns);
+/* From any thread: no call of the session waits longer than until then, not even one that waits now.  It stays so. */
+void store_hurry(struct store_session *ss, int64_t mono_ns);
 
 /* How many of keys [n] are there in a row from the first; here [n] (may be NULL): which of all of them.  Only a get is
  * certain. */

@@ -44,7 +44,13 @@ struct store {
 struct store_session {
 	struct store *store;
 	int64_t deadline;     /* CLOCK_MONOTONIC, 0: none */
+	_Atomic int64_t hurry; /* the same, of other threads; the earlier counts */
 };
+
+/* The deadline, 0: none.  Another thread may bring it forward: waits look at it again every STORE_LOOK_NS. */
+#define STORE_LOOK_NS ((int64_t)50000000)
+static inline int64_t store_earlier(int64_t a, int64_t b) { return !a || (b && b < a) ? b : a; }
+static inline int64_t store_until(const struct store_session *ss) { return store_earlier(ss->deadline, ss->hurry); }
 
 const char *store_put_result_name(enum store_put_result how); /* "stored" */
 

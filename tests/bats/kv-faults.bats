@@ -60,6 +60,54 @@ same() {
 	done
 }
 
+# within MS COMMAND...: it takes no longer, whatever it exits with.
+within() {
+	local begin ms=$1
+	shift
+	begin=$(date +%s%N)
+	"$@" >/dev/null 2>&1 || true
+	[ $((($(date +%s%N) - begin) / 1000000)) -lt "$ms" ]
+}
+
+# The fault: an end waited for the call of the store that went on, and for the next one.
+@test "an end waits for no store that is silent: a second signal at once, a filter's after --kv-timeout" {
+	wrong silent
+	for program in ds-prefill ds-decode; do
+		background "$program" -m "$DS_MODEL" -l unix:c.sock --kv unix:wrong.sock --kv-timeout 30s
+		service=$BG
+		wait_socket c.sock
+		background bash -c "\"$PYTHON\" \"$TALK\" send c.sock <mix >sent"
+		sleep 1.5
+		kill "$service"
+		sleep 0.3
+		kill "$service"
+		within 5000 wait "$service"
+		rm -f c.sock
+		within 5500 limited "$program" -m "$DS_MODEL" --kv unix:wrong.sock --kv-timeout 3s mix
+	done
+}
+
+# The fault: the reader of a pipe saw its end when the last block was written.
+@test "who reads the output does not wait for a store that takes blocks slowly" {
+	for program in ds-prefill ds-decode; do
+		rm -rf empty
+		mkdir empty
+		background ds-kvstore -l unix:kv.sock --dir empty
+		wait_socket kv.sock
+		[ "$program" = ds-prefill ] && wrong takes kv.sock 300000 || wrong takes kv.sock 100000
+		"$PYTHON" - "$program" -m "$DS_MODEL" --no-prefix-cache --kv "unix:wrong.sock?bytes" --kv-timeout 9s mix <<-'END'
+			import subprocess, sys, time
+			with subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE) as p:
+			    p.stdout.read()
+			    end = time.monotonic()
+			    p.wait()
+			    print("later by", time.monotonic() - end)
+			    sys.exit(p.returncode or time.monotonic() - end < 1)
+		END
+		rm kv.sock
+	done
+}
+
 @test "bits of what comes from the store turned on the way: the same answers" {
 	store
 	wrong mixed kv.sock

@@ -6,6 +6,7 @@
     kv_wrong.py SOCKET noise       random bytes
     kv_wrong.py SOCKET mixed STORE     passes to and fro what a ds-kvstore at STORE says, with random bits of its answers turned
     kv_wrong.py SOCKET slow STORE RATE the same unchanged, its answers at RATE bytes a second
+    kv_wrong.py SOCKET takes STORE RATE  what it is told at RATE bytes a second
 """
 import os
 import random
@@ -44,10 +45,10 @@ def slowly(rate):
     return change
 
 
-def between(c, store, change):
+def between(c, store, change, told=lambda data: data):
     s = socket.socket(socket.AF_UNIX)
     s.connect(store)
-    threading.Thread(target=pump, args=(c, s, lambda data: data), daemon=True).start()
+    threading.Thread(target=pump, args=(c, s, told), daemon=True).start()
     threading.Thread(target=pump, args=(s, c, change), daemon=True).start()
 
 
@@ -68,6 +69,8 @@ def main():
             between(c, rest[0], turned(rng))
         elif mode == "slow":
             between(c, rest[0], slowly(float(rest[1])))
+        elif mode == "takes":
+            between(c, rest[0], lambda data: data, slowly(float(rest[1])))
         else:
             kept.append(c)
 

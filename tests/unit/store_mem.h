@@ -189,7 +189,7 @@ static int mem_stat(struct store_session *ss, struct store_stat *st, struct ds_e
 static void mem_close(struct store *s)
 {
 	struct mem_store *m = (struct mem_store *)s;
-	struct store_session ss = { s, 0 };
+	struct store_session ss = { .store = s };
 	struct ds_err err;
 	bool was;
 

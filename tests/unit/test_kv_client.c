@@ -29,6 +29,7 @@ static struct {
 	size_t n;
 	bool fails, full;        /* each call does; puts do */
 	bool shut;               /* puts, and gets between place and done, wait until it is open */
+	int64_t hurry;           /* a call that waits gives up then */
 	size_t waiting, has, gets, puts, dels;
 } st = { .lock = PTHREAD_MUTEX_INITIALIZER, .news = PTHREAD_COND_INITIALIZER };
 
@@ -45,7 +46,7 @@ static void pass(void)
 	pthread_mutex_lock(&st.lock);
 	st.waiting++;
 	pthread_cond_broadcast(&st.news);
-	while (st.shut)
+	while (st.shut && !(st.hurry && st.hurry <= time_mono_ns()))
 		pthread_cond_wait(&st.news, &st.lock);
 	st.waiting--;
 	pthread_mutex_unlock(&st.lock);
@@ -116,6 +117,15 @@ int store_begin(struct store_session **ss, struct store *s, struct ds_err *err)
 
 void store_end(struct store_session *ss) { (void)ss; }
 void store_deadline(struct store_session *ss, int64_t ns) { (void)ss, (void)ns; }
+
+void store_hurry(struct store_session *ss, int64_t ns)
+{
+	(void)ss;
+	pthread_mutex_lock(&st.lock);
+	st.hurry = ns;
+	pthread_cond_broadcast(&st.news);
+	pthread_mutex_unlock(&st.lock);
+}
 
 int store_has(struct store_session *ss, const struct store_key *keys, size_t n, uint8_t *here, size_t *prefix,
 	struct ds_err *err)
@@ -237,6 +247,7 @@ static void open_rig(struct rig *r, size_t tokens, enum block_form form, size_t 
 	struct ds_err err;
 
 	forget_all();
+	st.hurry = 0;
 	st.has = st.gets = st.puts = st.dels = 0;
 	st.fails = st.full = st.shut = false;
 	memset(decoded, KV_BLOCK, sizeof(decoded));
@@ -495,13 +506,36 @@ static void test_lost(void)
 	kv_ask_end(a, false);
 	has = count_of(&st.has);
 	tap_ok(!kv_ask_new(r.c, ids, COUNT, decoded, 0), "after that it is not asked");
-	put_all(&r, 5);
-	tap_ok(count_of(&st.puts) == 0, "nor written to");
 	for (int i = 0; i < 200 && count_of(&st.has) == has; i++)
 		usleep(20000);
 	tap_ok(count_of(&st.has) > has && !kv_ask_new(r.c, ids, COUNT, decoded, 0), "it is tried again, by itself");
+	put_all(&r, 5);
+	tap_ok(count_of(&st.puts) == 0, "nor is it written to");
 	kv_seq_clear(&s, r.pool);
 	close_rig(&r);
+}
+
+static void test_ending(void)
+{
+	struct kv_seq s = { 0 };
+	struct kv_ask *a;
+	struct rig r;
+
+	open_rig(&r, 64, BLOCK_EXACT, 64 * BLOCK);
+	put_all(&r, 5);
+	reopen(&r, 64);
+	a = ask(&r);
+	kv_seq_reserve(&s, r.pool, COUNT);
+	gate(true);
+	alarm(20);
+	if (!a || !kv_ask_fetch(a, &s, 0, decoded))
+		tap_bail("nothing is fetched");
+	until_waiting();
+	kv_ask_end(a, true);
+	kv_seq_clear(&s, r.pool);
+	close_rig(&r);
+	alarm(0);
+	tap_ok(true, "an end does not wait for the call of the store that goes on");
 }
 
 static void test_writes(void)
@@ -559,6 +593,7 @@ int main(void)
 	test_forged(true);
 	test_forged(false);
 	test_lost();
+	test_ending();
 	test_writes();
 	forget_all();
 	return tap_done();
