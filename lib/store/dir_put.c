@@ -284,7 +284,7 @@ int dir_put_item(struct dir_session *ss, const struct store_put *p, const struct
 	size_t size;
 	int rc = check_size(d, p, &size, err);
 
-	if (!rc)
+	if (!rc && !p->replace) /* replacements each are stored, one after the other under dir.write */
 		rc = flight_begin(d, &f, dir_until(&ss->base), err);
 	if (rc)
 		goto out;
@@ -302,7 +302,8 @@ int dir_put_item(struct dir_session *ss, const struct store_put *p, const struct
 		rc = store_it(ss, p, as, size, main, err);
 		*how = STORE_STORED;
 	}
-	flight_end(d, &f);
+	if (!p->replace)
+		flight_end(d, &f);
 	if (!rc && *how == STORE_STORED) {
 		COUNT(d, puts, 1);
 		COUNT(d, put_bytes, size);

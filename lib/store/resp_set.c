@@ -3,6 +3,7 @@
 
 #include "base/time.h"
 #include "store/resp_impl.h"
+#include "store/store_impl.h"
 
 #define SECOND ((int64_t)1000000000)
 #define MS ((int64_t)1000000)
@@ -31,14 +32,18 @@ static bool put(struct resp_conn *c, struct resp_text name, struct resp_text val
 		.ttl_ns = how->timed ? (uint64_t)how->ttl_ns : 0,
 	};
 	enum store_put_result result;
-	bool was;
+	bool was, waits;
 	int rc;
 
 	meta_reset(c->meta);
 	meta_put_bin(c->meta, "name", name.p, name.n);
-	resp_stall(c, true); /* writing may take its time */
+	/* Memory takes what is written at once; a disk that is waited for does not, and others are served meanwhile. */
+	waits = c->front->store->o.sync;
+	if (waits)
+		resp_stall(c, true);
 	rc = store_put(c->ss, &p, &result, err);
-	resp_stall(c, false);
+	if (waits)
+		resp_stall(c, false);
 	if (!rc && result == STORE_ALREADY && !is_there(c, name, err)) {
 		p.replace = true;
 		rc = store_put(c->ss, &p, &result, err);
