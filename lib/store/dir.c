@@ -11,7 +11,7 @@
 #include "base/time.h"
 #include "store/dir_impl.h"
 
-enum { SEGMENT_MIN = 64 << 10 };
+enum { SEGMENT_MIN = 64 << 10, CAPACITY_MIN = 64 << 10 };
 
 /* ---- memory of a thread ---- */
 
@@ -165,13 +165,15 @@ static uint64_t segment_size(const struct store_options *o)
 		n = (uint64_t)1 << 30;
 	if (n < SEGMENT_MIN)
 		n = SEGMENT_MIN;
+	if (o->capacity && n > o->capacity / 2) /* one to write, one to give up */
+		n = o->capacity / 2;
 	return n > (uint64_t)64 << 30 ? (uint64_t)64 << 30 : n / INDEX_UNIT * INDEX_UNIT;
 }
 
 /* Files beside segments that are not there, and half made ones of the dead. */
 static void clean(struct dir *d)
 {
-	int fd = openat(d->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int fd = dir_open_file(d, ".", O_RDONLY | O_DIRECTORY);
 	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
 	const struct dirent *e;
 
@@ -208,6 +210,8 @@ static int take_in(struct dir *d, struct ds_err *err)
 	if (!ro) {
 		dir_inherit(d);
 		clean(d);
+		if (!rc && d->base.o.capacity) /* which may be less than before; what cannot go now is left to puts */
+			dir_make_room(d, 0, d->base.o.capacity, &(struct ds_err){ 0 });
 		dir_unlock(d);
 	}
 out:
@@ -234,6 +238,11 @@ static int dir_open(struct store **out, const char *path, const struct store_opt
 	if (!d)
 		return err_nomem(err, sizeof *d, "a store");
 	d->base = (struct store){ &store_dir, *o };
+	if (o->capacity && o->capacity < CAPACITY_MIN && !o->read_only) {
+		free(d);
+		return err_set(err, DS_USAGE, "a store of %llu bytes holds nothing; the least is %d",
+			(unsigned long long)o->capacity, CAPACITY_MIN);
+	}
 	if (!d->base.o.max_frame)
 		d->base.o.max_frame = FRAME_MAX_DEFAULT;
 	d->fd = d->lock_fd = -1;

@@ -2,10 +2,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/mem.h"
 #include "store/dir_impl.h"
+
+enum { CLOSE_WAIT_NS = 20000000 };
 
 struct segment *segment_add(struct dir *d, const struct segment_id *id, struct ds_err *err)
 {
@@ -70,10 +73,18 @@ void segment_release(struct dir *d, struct segment *seg)
 /* Under d->files.  Nobody has those open that nobody holds. */
 static bool close_idle(struct dir *d)
 {
+	struct timespec soon;
 	bool any = false;
+	int why = errno;
 
-	if (pthread_rwlock_trywrlock(&d->lock))
+	clock_gettime(CLOCK_REALTIME, &soon);
+	soon.tv_nsec += CLOSE_WAIT_NS;
+	soon.tv_sec += soon.tv_nsec / 1000000000;
+	soon.tv_nsec %= 1000000000;
+	if (pthread_rwlock_timedwrlock(&d->lock, &soon)) { /* not for long: who has it may wait for d->files */
+		errno = why;
 		return false;
+	}
 	for (uint32_t i = 0; i < d->segs; i++) {
 		struct segment *seg = d->seg[i];
 
@@ -84,6 +95,7 @@ static bool close_idle(struct dir *d)
 		any = true;
 	}
 	pthread_rwlock_unlock(&d->lock);
+	errno = why;
 	return any;
 }
 
@@ -95,6 +107,21 @@ bool dir_close_some(struct dir *d)
 	any = close_idle(d);
 	pthread_mutex_unlock(&d->files);
 	return any;
+}
+
+bool dir_lacks(void)
+{
+	return errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+}
+
+int dir_open_file(struct dir *d, const char *name, int flags)
+{
+	int fd;
+
+	do
+		fd = openat(d->fd, name, flags | O_CLOEXEC, 0666);
+	while (fd < 0 && (errno == EMFILE || errno == ENFILE) && dir_close_some(d));
+	return fd;
 }
 
 int segment_fd(struct dir *d, struct segment *seg)
@@ -179,15 +206,16 @@ static void entry_again(struct dir *d, uint32_t entry, struct segment *seg, cons
 	struct index_entry *e = index_at(d->index, entry);
 	struct segment *old = d->seg[e->segment];
 	uint64_t at = d->gone[e->segment] || old == d->leaving ? 0 : entry_put_at(d, e);
+	struct ds_err err; /* what cannot be deleted is met again */
 	bool newer = r->at_ns != at ? r->at_ns > at : seg->id.main != old->id.main ? seg->id.main
 		: segment_order(&seg->id, &old->id) > 0;
 
 	if (at && !newer) {
-		segment_drop(d, seg, r->offset, r->front);
+		segment_drop(d, seg, r->offset, r->front, &err);
 		return;
 	}
 	if (at)
-		segment_drop(d, old, e->offset, e->front);
+		segment_drop(d, old, e->offset, e->front, &err);
 	entry_leaves(d, e);
 	entry_place(e, seg, r, asked);
 }

@@ -10,7 +10,7 @@
 
 enum { PIECE = 1 << 20 }; /* read, and hashed while the cache has it */
 
-enum state { RIGHT, DELETED, WRONG, LOST, FAILED };
+enum state { RIGHT, DELETED, EXPIRED, WRONG, LOST, FAILED };
 
 /* A file that is too short, or a disk that fails: the item is wrong. */
 static enum state read_at(int fd, void *p, size_t n, uint64_t at)
@@ -29,7 +29,7 @@ static enum state read_front(struct dir *d, struct tools *t, const struct found 
 	if (*fd < 0 && errno == ENOENT)
 		return LOST;
 	if (*fd < 0) {
-		err_errno(err, DS_IO, "cannot open '%s/%s'", d->path, f->seg->name);
+		err_errno(err, dir_lacks() ? DS_TEMP : DS_IO, "cannot open '%s/%s'", d->path, f->seg->name);
 		return FAILED;
 	}
 	if (n > SEGMENT_FRONT_MAX || read_at(*fd, t->front, n, (uint64_t)f->e.offset * INDEX_UNIT) != RIGHT ||
@@ -42,7 +42,7 @@ static enum state read_front(struct dir *d, struct tools *t, const struct found 
 		return WRONG;
 	if (store_item_expired(item, (uint64_t)time_wall_ns())) {
 		COUNT(d, expired, 1);
-		return DELETED;
+		return EXPIRED;
 	}
 	return RIGHT;
 }
@@ -112,19 +112,24 @@ static enum state read_payload(struct tools *t, int fd, const struct found *f, c
 	return read_from(t, fd, ((uint64_t)f->e.offset + f->e.front) * INDEX_UNIT, item, dst, err);
 }
 
-/* What is wrong is no longer there; nor in the file, unless another process still writes that. */
+/* What is wrong or over is no longer there; nor in the file, unless that is wrong and another process still writes it. */
 static void give_up(struct dir *d, const struct found *f, enum state state)
 {
+	struct ds_err err;
 	bool settled;
 
-	if (!dir_forget(d, f) || state != WRONG)
+	if (!dir_forget(d, f))
+		return;
+	if (state == EXPIRED) /* or it would be back if the clock went back */
+		segment_drop(d, f->seg, f->e.offset, f->e.front, &err);
+	if (state != WRONG)
 		return;
 	COUNT(d, corrupt, 1);
 	pthread_rwlock_rdlock(&d->lock);
 	settled = (f->seg->sealed || f->seg->mine) && !f->seg->gone;
 	pthread_rwlock_unlock(&d->lock);
 	if (settled)
-		segment_drop(d, f->seg, f->e.offset, f->e.front);
+		segment_drop(d, f->seg, f->e.offset, f->e.front, &err);
 }
 
 /* Looks it up and reads its front.  DS_NO: it is not there. */
@@ -146,7 +151,10 @@ static int find_front(struct dir_session *ss, const struct store_key *key, struc
 		segment_release(d, f->seg);
 		if (state == FAILED)
 			return err->code;
-		if (state == LOST && dir_look(d, true, err)) /* it was removed, and perhaps moved */
+		if (state == EXPIRED)
+			break;
+		/* It was removed, and perhaps moved; or deleted, and perhaps replaced. */
+		if ((state == LOST || state == DELETED) && dir_look(d, true, err))
 			return err->code;
 	}
 	return err_set(err, DS_NO, "it is not there");
@@ -160,7 +168,10 @@ bool dir_over(struct dir_session *ss, const struct found *f)
 
 	if (!f->e.expires || f->e.expires > store_seconds((uint64_t)time_wall_ns()))
 		return false;
-	return read_front(ss->d, &ss->t, f, &fd, &item, &err) == DELETED && (dir_forget(ss->d, f), true);
+	if (read_front(ss->d, &ss->t, f, &fd, &item, &err) != EXPIRED)
+		return false;
+	give_up(ss->d, f, EXPIRED);
+	return true;
 }
 
 enum next { NEXT, STOP, MISS };
@@ -219,6 +230,13 @@ int dir_get(struct store_session *base, const struct store_key *keys, size_t n, 
 	return rc;
 }
 
+static bool deleted(int fd, const struct found *f)
+{
+	uint8_t head[8];
+
+	return dir_read(fd, head, sizeof head, (uint64_t)f->e.offset * INDEX_UNIT) && head[7] == FRAME_DROPPED;
+}
+
 int dir_ref(struct store_session *base, const struct store_key *key, struct store_ref *ref, struct ds_err *err)
 {
 	struct dir *d = dir_of(base);
@@ -227,6 +245,13 @@ int dir_ref(struct store_session *base, const struct store_key *key, struct stor
 	for (int again = 0; again < 3 && dir_find(d, key, again == 0, &f); again++) {
 		int fd = segment_fd(d, f.seg);
 
+		if (fd >= 0 && deleted(fd, &f)) { /* by another process, which may have put another */
+			give_up(d, &f, DELETED);
+			segment_release(d, f.seg);
+			if (dir_look(d, true, err))
+				return err->code;
+			continue;
+		}
 		if (fd >= 0) {
 			*ref = (struct store_ref){ fd, f.seg->number, (uint64_t)f.e.offset * INDEX_UNIT,
 				(uint32_t)f.e.front * INDEX_UNIT, f.e.data * INDEX_UNIT, f.seg };
@@ -235,7 +260,7 @@ int dir_ref(struct store_session *base, const struct store_key *key, struct stor
 			return 0;
 		}
 		if (errno != ENOENT)
-			err_errno(err, DS_IO, "cannot open '%s/%s'", d->path, f.seg->name);
+			err_errno(err, dir_lacks() ? DS_TEMP : DS_IO, "cannot open '%s/%s'", d->path, f.seg->name);
 		else if (!dir_look(d, true, err))
 			err->code = 0;
 		segment_release(d, f.seg);

@@ -16,6 +16,7 @@ static uint32_t now_s(void)
 
 static bool find_now(struct dir *d, const struct store_key *key, bool ask, struct found *f)
 {
+	struct segment *over = NULL;
 	uint32_t entry;
 	bool late = false;
 
@@ -41,10 +42,18 @@ static bool find_now(struct dir *d, const struct store_key *key, bool ask, struc
 		pthread_rwlock_wrlock(&d->lock);
 		entry = index_find(d->index, key, f->hash);
 		if (entry != INDEX_NONE && expired(index_at(d->index, entry), now_s())) {
+			f->e = *index_at(d->index, entry);
+			over = d->gone[f->e.segment] ? NULL : d->seg[f->e.segment];
+			if (over)
+				__atomic_fetch_add(&over->refs, 1, __ATOMIC_RELAXED);
 			entry_remove(d, entry);
 			COUNT(d, expired, 1);
 		}
 		pthread_rwlock_unlock(&d->lock);
+	}
+	if (over) { /* or it would be back if the clock went back */
+		segment_drop(d, over, f->e.offset, f->e.front, &(struct ds_err){ 0 });
+		segment_release(d, over);
 	}
 	return f->seg != NULL;
 }

@@ -56,6 +56,9 @@ enum file_lock { LOCK_NONE, LOCK_SHARED, LOCK_ALONE };
 /* flock(2), or where a file system has none, a lock of the open file description.  False: another has it (or errno).
  * wait: until it is free. */
 bool file_lock(int fd, enum file_lock how, bool wait);
+/* A lock of its own on a segment, whoever writes that: LOCK_SHARED by those who have pinned items of it, LOCK_ALONE by
+ * whoever removes it.  False: another process has it. */
+bool pin_lock(int fd, enum file_lock how);
 /* Waits until that time (CLOCK_MONOTONIC) at most: who has it may be stopped, or take its time.  DS_TEMP. */
 int file_lock_until(int fd, enum file_lock how, int64_t until, const char *what, struct ds_err *err);
 
@@ -92,6 +95,7 @@ int scan_next(struct scan *s, enum scan_got *got, struct ds_err *err);
 
 /* ---- the file beside a segment ---- */
 
+struct dir;
 struct idx_record {
 	struct store_key key;
 	uint64_t at_ns;
@@ -107,13 +111,13 @@ void scan_record(const struct scan *s, struct idx_record *r); /* of an item that
 bool idx_add(struct idx *x, const struct idx_record *r); /* false: no memory */
 void idx_free(struct idx *x);
 /* Under a temporary name, then renamed. */
-int idx_write(int dirfd, const struct segment_id *id, const struct idx *x, struct ds_err *err);
-/* DS_NO: there is none, or none that is right. */
-int idx_read(int dirfd, const struct segment_id *id, struct idx *x, struct ds_err *err);
+int idx_write(struct dir *d, const struct segment_id *id, const struct idx *x, struct ds_err *err);
+/* DS_NO: there is none, or none that is right.  DS_TEMP: too many files are open. */
+int idx_read(struct dir *d, const struct segment_id *id, struct idx *x, struct ds_err *err);
 /* How many records it seems to have. */
-size_t idx_count(int dirfd, const struct segment_id *id);
+size_t idx_count(struct dir *d, const struct segment_id *id);
 /* The item at that offset is dead; true: there was such a file and it says so now. */
-bool idx_drop(int dirfd, const struct segment_id *id, uint32_t offset);
+bool idx_drop(struct dir *d, const struct segment_id *id, uint32_t offset);
 
 /* ---- segments ---- */
 
@@ -124,7 +128,7 @@ struct segment {
 	uint64_t number;
 	int fd;                   /* -1: not open; set once, under dir.files */
 	uint32_t refs;            /* of those who use fd; raised under dir.lock only */
-	uint64_t size;            /* of what is known of it: whole frames */
+	uint64_t size;            /* of what is known of it: whole frames; atomic, set by segment_grow */
 	uint64_t reserve;         /* bytes that it may grow to */
 	uint64_t items;           /* in the index */
 	uint64_t frames;
@@ -177,8 +181,10 @@ struct dir {
 
 	pthread_mutex_t scan;
 	int64_t scanned_ns;       /* atomic */
-	struct timespec changed;  /* of the directory, when it was listed */
-	bool listed_late;         /* long enough after that change to have seen all of it */
+	struct listed {
+		struct timespec changed; /* of the directory, when it was listed whole */
+		bool late;        /* long enough after that change to have seen all of it */
+	} listed;
 
 	pthread_mutex_t write;
 	int64_t until;            /* under write: how long whoever has it waits for other processes */
@@ -228,6 +234,10 @@ bool dir_find(struct dir *d, const struct store_key *key, bool ask, struct found
 void segment_release(struct dir *d, struct segment *seg);
 /* The descriptor of a segment that is held; -1 and errno. */
 int segment_fd(struct dir *d, struct segment *seg);
+/* openat in the directory (O_CLOEXEC, mode 0666); where descriptors run out, files that nobody uses now are closed. */
+int dir_open_file(struct dir *d, const char *name, int flags);
+/* errno says that descriptors or memory ran out: it tells nothing of the file. */
+bool dir_lacks(void);
 /* Closes files that nobody uses now; false: there are none. */
 bool dir_close_some(struct dir *d);
 /* For an index entry; 0: never.  Rounded up: what is over within the second is seen by who reads the item's front. */
@@ -236,8 +246,8 @@ uint32_t store_seconds(uint64_t expires_ns);
 bool dir_over(struct dir_session *ss, const struct found *f);
 /* Takes it out of the index if it still lies there; true: it did. */
 bool dir_forget(struct dir *d, const struct found *f);
-/* Deletes an item in its file, and in the file beside it. */
-void segment_drop(struct dir *d, struct segment *seg, uint32_t offset, uint32_t front);
+/* Deletes an item in its file, and in the file beside it.  DS_IO: it will be there again after a restart. */
+int segment_drop(struct dir *d, struct segment *seg, uint32_t offset, uint32_t front, struct ds_err *err);
 
 /* Under dir.lock for writing. */
 void entry_remove(struct dir *d, uint32_t entry);
@@ -251,8 +261,8 @@ bool entry_add(struct dir *d, struct segment *seg, const struct idx_record *r, u
 /* ---- dir_seen.c ---- */
 
 /* Names of the segments of a directory, sorted. */
-struct ids { struct segment_id *id; size_t n, cap; };
-int dir_names(int dirfd, const char *path, struct ids *ids, struct ds_err *err);
+struct ids { struct segment_id *id; size_t n, cap, odd; /* odd: so called, but no files */ };
+int dir_names(struct dir *d, struct ids *ids, struct ds_err *err);
 /* Without force at most every so often, and not while another thread does. */
 int dir_look(struct dir *d, bool force, struct ds_err *err);
 /* Under dir.write and the directory's lock: what dead processes left is made complete, as far as that is possible. */
@@ -273,6 +283,10 @@ void dir_unlock(struct dir *d);
 
 /* ---- segment_write.c, segment_sync.c; all but segment_sync under dir.write ---- */
 
+static inline void segment_grow(struct segment *seg, uint64_t size)
+{
+	__atomic_store_n(&seg->size, size, __ATOMIC_RELAXED);
+}
 uint64_t segment_holds(const struct segment *seg); /* bytes of its files */
 uint64_t segment_bytes(const struct segment *seg); /* that it counts for: while it grows, what it may grow to */
 /* The active segment of that kind with room for n bytes, made and room made for it where needed.  moving: for an item

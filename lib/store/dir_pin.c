@@ -1,5 +1,5 @@
 /*
- * Pins: items that are not evicted.  Their segments are held, and locked against other processes that make room; where
+ * Pins: items that are not evicted.  Their segments are held, and locked (pin_lock) against other processes that make room; where
  * this one makes room, it moves them on.
  */
 #include <stdlib.h>
@@ -36,25 +36,27 @@ bool dir_pinned(struct dir *d, const struct store_key *key)
 	return pin_of(d, key, NULL) != NULL;
 }
 
-/* One pin more or less on an item of that segment. */
-static void segment_pin(struct dir *d, struct segment *seg, int by)
+/* One pin more or less on an item of that segment.  False: another process removes that just now, or it cannot be
+ * opened. */
+static bool segment_pin(struct dir *d, struct segment *seg, int by)
 {
-	bool mine;
+	bool first = !seg->pins;
+	int fd;
 
 	seg->pins += (unsigned)by;
-	pthread_rwlock_rdlock(&d->lock);
-	mine = seg->mine;
-	pthread_rwlock_unlock(&d->lock);
-	if (!mine && !d->base.o.read_only && seg->pins == (by > 0) && segment_fd(d, seg) >= 0)
-		file_lock(segment_fd(d, seg), seg->pins ? LOCK_SHARED : LOCK_NONE, false);
+	if (d->base.o.read_only || (seg->pins && !first))
+		return true;
+	fd = segment_fd(d, seg);
+	return fd >= 0 && pin_lock(fd, seg->pins ? LOCK_SHARED : LOCK_NONE);
 }
 
 static int pin_one(struct dir_session *ss, const struct store_key *key, struct ds_err *err)
 {
 	struct dir *d = ss->d;
 	struct pin *p = pin_of(d, key, ss);
+	const struct pin *other = pin_of(d, key, NULL);
 	uint64_t bytes, limit = d->base.o.capacity / 2;
-	bool first = !dir_pinned(d, key);
+	bool first = !other;
 	struct found f;
 
 	if (p) {
@@ -63,7 +65,8 @@ static int pin_one(struct dir_session *ss, const struct store_key *key, struct d
 	}
 	if (!dir_find(d, key, true, &f))
 		return 0;
-	bytes = ((uint64_t)f.e.front + f.e.data) * INDEX_UNIT;
+	/* All pins of a key count for what the first one did: the item may have been replaced since. */
+	bytes = other ? other->bytes : ((uint64_t)f.e.front + f.e.data) * INDEX_UNIT;
 	if (first && limit && d->pinned_bytes + bytes > limit) {
 		segment_release(d, f.seg);
 		return err_set(err, DS_TEMP, "%llu bytes are pinned, half of what the store may hold",
@@ -74,10 +77,15 @@ static int pin_one(struct dir_session *ss, const struct store_key *key, struct d
 		segment_release(d, f.seg);
 		return err_nomem(err, sizeof *p, "a pin");
 	}
+	if (!segment_pin(d, f.seg, 1)) {
+		f.seg->pins--;
+		segment_release(d, f.seg);
+		free(p);
+		return err_set(err, DS_TEMP, "the item is being moved");
+	}
 	*p = (struct pin){ *chain(d, key), *key, ss, 1, bytes, f.seg };
 	*chain(d, key) = p;
 	d->pinned_bytes += first ? bytes : 0;
-	segment_pin(d, f.seg, 1);
 	return 0;
 }
 

@@ -1,5 +1,6 @@
 /* Storing and deleting items. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
 #include <zstd.h>
@@ -94,6 +95,47 @@ static bool compress(struct tools *t, const struct store_put *p, size_t size, st
 		.xxh = xxh3(a, padded) };
 	out->iov = &out->one;
 	return true;
+}
+
+/* ---- deleting ---- */
+
+/* Whether its items can be deleted: else the old one would come back. */
+static int droppable(struct dir *d, struct segment *seg, struct ds_err *err)
+{
+	int fd = segment_fd(d, seg);
+
+	if (fd < 0 && errno == ENOENT)
+		return 0;
+	if (fd >= 0 && (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR)
+		return 0;
+	if (fd >= 0)
+		errno = EACCES;
+	return err_errno(err, fd < 0 && dir_lacks() ? DS_TEMP : DS_IO, "cannot delete an item of '%s/%s'", d->path,
+		seg->name);
+}
+
+int segment_drop(struct dir *d, struct segment *seg, uint32_t offset, uint32_t front, struct ds_err *err)
+{
+	uint8_t p[SEGMENT_FRONT_MAX];
+	size_t n = (size_t)front * INDEX_UNIT;
+	uint64_t at = (uint64_t)offset * INDEX_UNIT;
+	bool beside;
+	int fd;
+
+	if (d->base.o.read_only || n > sizeof p)
+		return 0;
+	if (droppable(d, seg, err))
+		return err->code;
+	/* First where it would be found again: the file beside the segment cannot tell of one that is half deleted. */
+	beside = idx_drop(d, &seg->id, offset);
+	fd = segment_fd(d, seg);
+	if (fd < 0 || pread(fd, p, n, (off_t)at) != (ssize_t)n || p[7] != FRAME_STORE || !frame_drop(p, n))
+		return 0; /* nor would anybody find it */
+	if (pwrite(fd, p, FRAME_HEAD_BYTES, (off_t)at) != FRAME_HEAD_BYTES)
+		return err_errno(err, DS_IO, "cannot delete an item of '%s/%s'", d->path, seg->name);
+	if (!beside)
+		idx_drop(d, &seg->id, offset); /* the segment may have been completed meanwhile */
+	return 0;
 }
 
 /* ---- storing ---- */
@@ -199,10 +241,16 @@ static int store_it(struct dir_session *ss, const struct store_put *p, const str
 	rc = dir_write_lock(d, dir_until(&ss->base), err);
 	if (rc)
 		return rc;
-	had = p->replace && older(d, &p->key, &old, &a.item.at_ns);
+	if (p->replace) /* others may have put a newer one */
+		rc = dir_look(d, true, err);
+	had = !rc && p->replace && older(d, &p->key, &old, &a.item.at_ns);
 	a.from = had ? old.seg : NULL;
-	describe(ss, p, as, &y, &a);
-	rc = append(d, &ss->t, &a, main, &seg, &end, err);
+	if (had)
+		rc = droppable(d, old.seg, err);
+	if (!rc) {
+		describe(ss, p, as, &y, &a);
+		rc = append(d, &ss->t, &a, main, &seg, &end, err);
+	}
 	if (!rc) {
 		pthread_rwlock_wrlock(&d->lock);
 		seg->refs++;
@@ -216,7 +264,7 @@ static int store_it(struct dir_session *ss, const struct store_put *p, const str
 	}
 	if (had) {
 		if (!rc)
-			segment_drop(d, old.seg, old.e.offset, old.e.front);
+			rc = segment_drop(d, old.seg, old.e.offset, old.e.front, err);
 		segment_release(d, old.seg);
 	}
 	return rc;
@@ -319,25 +367,7 @@ int dir_put(struct store_session *ss, const struct store_put *p, enum store_put_
 	return dir_put_item((struct dir_session *)ss, p, NULL, how, err);
 }
 
-/* ---- deleting ---- */
-
-void segment_drop(struct dir *d, struct segment *seg, uint32_t offset, uint32_t front)
-{
-	uint8_t p[SEGMENT_FRONT_MAX];
-	size_t n = (size_t)front * INDEX_UNIT;
-	uint64_t at = (uint64_t)offset * INDEX_UNIT;
-	bool beside;
-	int fd;
-
-	if (d->base.o.read_only || n > sizeof p)
-		return;
-	/* First where it would be found again: the file beside the segment cannot tell of one that is half deleted. */
-	beside = idx_drop(d->fd, &seg->id, offset);
-	fd = segment_fd(d, seg);
-	if (fd >= 0 && pread(fd, p, n, (off_t)at) == (ssize_t)n && p[7] == FRAME_STORE && frame_drop(p, n) &&
-		pwrite(fd, p, FRAME_HEAD_BYTES, (off_t)at) == FRAME_HEAD_BYTES && !beside)
-		idx_drop(d->fd, &seg->id, offset); /* the segment may have been completed meanwhile */
-}
+/* ---- deleting by key ---- */
 
 int dir_del(struct store_session *ss, const struct store_key *key, bool *was, struct ds_err *err)
 {
@@ -353,8 +383,9 @@ int dir_del(struct store_session *ss, const struct store_key *key, bool *was, st
 		goto out;
 	rc = dir_look(d, true, err);
 	while (!rc && dir_find(d, key, false, &f)) {
-		segment_drop(d, f.seg, f.e.offset, f.e.front);
-		*was = dir_forget(d, &f) || *was;
+		rc = segment_drop(d, f.seg, f.e.offset, f.e.front, err);
+		if (!rc)
+			*was = dir_forget(d, &f) || *was;
 		segment_release(d, f.seg);
 	}
 	dir_unlock(d);

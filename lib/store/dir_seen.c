@@ -88,6 +88,8 @@ static int tail(struct dir *d, struct segment *seg, struct ds_err *err)
 	bool ended = false;
 	int fd = segment_fd(d, seg), rc;
 
+	if (fd < 0 && dir_lacks())
+		return err_errno(err, DS_TEMP, "cannot open '%s/%s'", d->path, seg->name);
 	if (fd < 0)
 		return 0; /* it went away */
 	rc = scan_begin(&s, fd, &seg->id, d->base.o.read_only && !written(fd) && d->marked ? &d->secret : NULL, err);
@@ -101,7 +103,7 @@ static int tail(struct dir *d, struct segment *seg, struct ds_err *err)
 			rc = add_records(d, seg, x.rec, x.n, err);
 		pthread_rwlock_wrlock(&d->lock);
 		if (!rc && x.size > seg->size) {
-			seg->size = x.size;
+			segment_grow(seg, x.size);
 			seg->frames = s.frames;
 		}
 		if (s.reserve)
@@ -118,14 +120,17 @@ static int seen_new(struct dir *d, const struct segment_id *id, struct ds_err *e
 {
 	struct segment *seg;
 	struct idx x;
-	bool beside = !idx_read(d->fd, id, &x, err);
-	int rc = 0;
+	int rc = idx_read(d, id, &x, err);
+	bool beside = !rc;
 
+	if (rc && rc != DS_NO)
+		return rc;
+	rc = 0;
 	pthread_rwlock_wrlock(&d->lock);
 	seg = segment_add(d, id, err);
 	if (seg) {
 		seg->sealed = seg->beside = beside;
-		seg->size = beside ? x.size : 0;
+		segment_grow(seg, beside ? x.size : 0);
 		seg->refs++;
 	}
 	pthread_rwlock_unlock(&d->lock);
@@ -135,6 +140,11 @@ static int seen_new(struct dir *d, const struct segment_id *id, struct ds_err *e
 		rc = add_records(d, seg, x.rec, x.n, err);
 	else
 		rc = tail(d, seg, err);
+	if (seg && rc) { /* next time from the beginning */
+		pthread_rwlock_wrlock(&d->lock);
+		segment_gone(d, seg);
+		pthread_rwlock_unlock(&d->lock);
+	}
 	if (seg)
 		segment_release(d, seg);
 	idx_free(&x);
@@ -164,9 +174,17 @@ static bool ids_add(struct ids *ids, const struct segment_id *id)
 	return true;
 }
 
-int dir_names(int dirfd, const char *path, struct ids *ids, struct ds_err *err)
+static bool is_file(const struct dir *d, const struct dirent *e)
 {
-	int fd = openat(dirfd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;
+	struct stat st;
+
+	return e->d_type == DT_UNKNOWN ? !fstatat(d->fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) && S_ISREG(st.st_mode) :
+		e->d_type == DT_REG;
+}
+
+int dir_names(struct dir *d, struct ids *ids, struct ds_err *err)
+{
+	int fd = dir_open_file(d, ".", O_RDONLY | O_DIRECTORY), rc = 0;
 	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
 	const struct dirent *e;
 	struct segment_id id;
@@ -174,10 +192,14 @@ int dir_names(int dirfd, const char *path, struct ids *ids, struct ds_err *err)
 	if (!dir) {
 		if (fd >= 0)
 			close(fd);
-		return err_errno(err, DS_IO, "cannot look through '%s'", path);
+		return err_errno(err, dir_lacks() ? DS_TEMP : DS_IO, "cannot look through '%s'", d->path);
 	}
 	while (!rc && (e = readdir(dir)))
-		if (segment_parse(e->d_name, ".seg", &id) && !ids_add(ids, &id))
+		if (!segment_parse(e->d_name, ".seg", &id))
+			continue;
+		else if (!is_file(d, e))
+			ids->odd++;
+		else if (!ids_add(ids, &id))
 			rc = err_nomem(err, ids->n * sizeof id, "names of files");
 	closedir(dir);
 	if (ids->n)
@@ -214,7 +236,7 @@ static void expect(struct dir *d, const struct ids *there, const struct ids *kno
 
 	for (size_t i = 0; i < there->n; i++)
 		if (!ids_have(known, &there->id[i]))
-			n += idx_count(d->fd, &there->id[i]);
+			n += idx_count(d, &there->id[i]);
 	pthread_rwlock_wrlock(&d->lock);
 	index_reserve(d->index, index_count(d->index) + n);
 	pthread_rwlock_unlock(&d->lock);
@@ -223,7 +245,7 @@ static void expect(struct dir *d, const struct ids *there, const struct ids *kno
 static int list(struct dir *d, struct ds_err *err)
 {
 	struct ids there = { 0 }, known = { 0 };
-	int rc = dir_names(d->fd, d->path, &there, err);
+	int rc = dir_names(d, &there, err);
 
 	if (!rc)
 		rc = forget_gone(d, &there, &known, err);
@@ -254,24 +276,26 @@ static struct segment *next_growing(struct dir *d, uint32_t *i)
 	return seg;
 }
 
-static bool must_list(struct dir *d)
+/* now: what it is noted as once it was listed. */
+static bool must_list(const struct dir *d, struct listed *now)
 {
 	struct stat st;
 	int64_t age;
 
+	*now = (struct listed){ { 0 }, false };
 	if (fstat(d->fd, &st) < 0)
 		return true;
 	age = time_wall_ns() - ((int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec);
-	if (d->listed_late && st.st_mtim.tv_sec == d->changed.tv_sec && st.st_mtim.tv_nsec == d->changed.tv_nsec)
-		return false;
-	d->changed = st.st_mtim;
-	d->listed_late = age > SETTLED_MS * (int64_t)1000000;
-	return true;
+	now->changed = st.st_mtim;
+	now->late = age > SETTLED_MS * (int64_t)1000000;
+	return !d->listed.late || st.st_mtim.tv_sec != d->listed.changed.tv_sec ||
+		st.st_mtim.tv_nsec != d->listed.changed.tv_nsec;
 }
 
 int dir_look(struct dir *d, bool force, struct ds_err *err)
 {
 	int64_t now = time_mono_ns();
+	struct listed listed;
 	struct segment *seg;
 	uint32_t i = 0;
 	int rc = 0;
@@ -281,8 +305,10 @@ int dir_look(struct dir *d, bool force, struct ds_err *err)
 	else if (now - __atomic_load_n(&d->scanned_ns, __ATOMIC_RELAXED) < AGAIN_MS * (int64_t)1000000 ||
 		pthread_mutex_trylock(&d->scan))
 		return 0;
-	if (must_list(d))
+	if (must_list(d, &listed)) {
 		rc = list(d, err);
+		d->listed = rc ? (struct listed){ { 0 }, false } : listed;
+	}
 	while (!rc && (seg = next_growing(d, &i))) {
 		rc = tail(d, seg, err);
 		segment_release(d, seg);
@@ -318,7 +344,7 @@ static int inherit(struct dir *d, struct segment *seg, int fd, struct ds_err *er
 	int rc = complete(d, seg, fd, &x, err);
 
 	if (!rc && x.n) {
-		rc = idx_write(d->fd, &seg->id, &x, err);
+		rc = idx_write(d, &seg->id, &x, err);
 		if (!rc)
 			rc = add_records(d, seg, x.rec, x.n, err);
 	} else if (!rc) {
@@ -327,7 +353,7 @@ static int inherit(struct dir *d, struct segment *seg, int fd, struct ds_err *er
 	pthread_rwlock_wrlock(&d->lock);
 	if (!rc && x.n) {
 		seg->sealed = seg->beside = true;
-		seg->size = x.size;
+		segment_grow(seg, x.size);
 	} else if (!rc) {
 		segment_gone(d, seg);
 	}
@@ -361,11 +387,11 @@ void dir_inherit(struct dir *d)
 	while ((seg = next_left(d, &i))) {
 		int fd = segment_fd(d, seg);
 
-		if (fd >= 0 && segment_take(d, seg)) {
+		if (fd >= 0 && file_lock(fd, LOCK_ALONE, false)) { /* nobody writes it; its items stay, pinned or not */
 			pthread_mutex_lock(&d->scan);
 			inherit(d, seg, fd, &err);
 			pthread_mutex_unlock(&d->scan);
-			segment_unlock(d, seg);
+			file_lock(fd, LOCK_NONE, false);
 		}
 		segment_release(d, seg);
 	}

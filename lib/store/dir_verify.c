@@ -20,7 +20,7 @@ static int walk_open(struct dir *d, const char *path, struct ids *ids, struct ds
 	*d = (struct dir){ .base.o.read_only = true, .path = (char *)(uintptr_t)path, .fd = -1, .lock_fd = -1 };
 	*ids = (struct ids){ 0 };
 	rc = format_open(d, err);
-	return rc ? rc : dir_names(d->fd, path, ids, err);
+	return rc ? rc : dir_names(d, ids, err);
 }
 
 static void walk_close(struct dir *d, struct ids *ids)
@@ -142,18 +142,21 @@ static int verify_item(struct verify *v, struct scan *s, struct ds_err *err)
 }
 
 /* What the file beside a segment says must be there; what it does not say is only found later. */
-static void verify_idx(struct verify *v, const struct segment_id *id, bool ended)
+static int verify_idx(struct verify *v, const struct segment_id *id, bool ended, struct ds_err *err)
 {
 	char name[SEGMENT_NAME];
-	struct ds_err why;
 	struct idx x;
 	size_t k = 0;
 	bool right;
+	int rc;
 
 	segment_name(id, ".idx", name);
 	if (!ended || faccessat(v->d.fd, name, F_OK, 0))
-		return;
-	right = !idx_read(v->d.fd, id, &x, &why);
+		return 0;
+	rc = idx_read(&v->d, id, &x, err);
+	if (rc && rc != DS_NO)
+		return rc;
+	right = !rc;
 	for (size_t i = 0; right && i < v->idx.n; i++) {
 		while (k < x.n && x.rec[k].offset < v->idx.rec[i].offset)
 			k++;
@@ -165,6 +168,7 @@ static void verify_idx(struct verify *v, const struct segment_id *id, bool ended
 		v->r->bad_indices++;
 	}
 	idx_free(&x);
+	return 0;
 }
 
 static void verify_rest(struct verify *v, const struct scan *s, bool ended)
@@ -218,7 +222,7 @@ static int verify_segment(struct verify *v, const struct segment_id *id, struct 
 		v->r->segments++;
 		v->r->bytes += s.limit;
 		verify_rest(v, &s, ended);
-		verify_idx(v, id, ended);
+		rc = verify_idx(v, id, ended, err);
 	}
 	scan_end(&s);
 	idx_free(&v->idx);
@@ -244,6 +248,9 @@ int dir_verify(const char *path, void (*say)(void *ctx, const char *line), void 
 		rc = tools_new(&v->t, err);
 	if (!rc)
 		rc = index_new(&v->seen, err);
+	v->name = path;
+	if (!rc && ids.odd)
+		tell(v, "%zu that are named like segments and are no files are passed over", ids.odd);
 	for (size_t i = 0; !rc && i < ids.n; i++)
 		rc = verify_segment(v, &ids.id[i], err);
 	walk_close(&v->d, &ids);

@@ -33,7 +33,7 @@ int segment_records(struct dir *d, struct segment *seg, struct idx *x, struct ds
 {
 	enum scan_got got = SCAN_GAP;
 	struct scan s;
-	int fd, rc = idx_read(d->fd, &seg->id, x, err);
+	int fd, rc = idx_read(d, &seg->id, x, err);
 
 	if (rc != DS_NO)
 		return rc;
@@ -258,10 +258,13 @@ static bool evict(struct dir *d, struct segment *seg, bool moving, uint64_t *bud
 bool segment_take(struct dir *d, struct segment *seg)
 {
 	int fd = segment_fd(d, seg);
-	bool taken = fd < 0 || file_lock(fd, LOCK_ALONE, false);
+	bool taken;
 
+	if (fd < 0)
+		return errno == ENOENT;
+	taken = file_lock(fd, LOCK_ALONE, false) && pin_lock(fd, LOCK_ALONE);
 	if (!taken)
-		segment_unlock(d, seg); /* what was shared is not any more */
+		segment_unlock(d, seg);
 	return taken;
 }
 

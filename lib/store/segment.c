@@ -9,6 +9,8 @@
 
 #include "store/dir_impl.h"
 
+static const off_t PIN_PLACE = (off_t)1 << 62;
+
 void segment_name(const struct segment_id *id, const char *suffix, char name[SEGMENT_NAME])
 {
 	snprintf(name, SEGMENT_NAME, "%c-%016" PRIx64 "-%016" PRIx64 "%s", id->main ? 'm' : 's', id->time, id->writer,
@@ -49,7 +51,7 @@ uint64_t segment_mark(const struct keyed *secret, const struct segment_id *id, u
 
 static bool lock_description(int fd, enum file_lock how, bool wait)
 {
-	struct flock l = { .l_whence = SEEK_SET,
+	struct flock l = { .l_whence = SEEK_SET, .l_len = PIN_PLACE,
 		.l_type = how == LOCK_NONE ? F_UNLCK : how == LOCK_SHARED ? F_RDLCK : F_WRLCK };
 	int rc;
 
@@ -57,6 +59,22 @@ static bool lock_description(int fd, enum file_lock how, bool wait)
 		rc = fcntl(fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &l);
 	while (rc && errno == EINTR);
 	return !rc;
+}
+
+/* Far behind the end of any file, so that it is apart from the locks above, also where those are of this kind. */
+bool pin_lock(int fd, enum file_lock how)
+{
+	struct flock l = { .l_whence = SEEK_SET, .l_start = PIN_PLACE, .l_len = 1,
+		.l_type = how == LOCK_NONE ? F_UNLCK : how == LOCK_SHARED ? F_RDLCK : F_WRLCK };
+	int rc;
+
+	do
+		rc = fcntl(fd, F_OFD_SETLK, &l);
+	while (rc && errno == EINTR);
+	if (!rc || errno != EBADF)
+		return !rc || (errno != EAGAIN && errno != EACCES);
+	/* A file that may only be read: nobody else may have it. */
+	return fcntl(fd, F_OFD_GETLK, &l) || l.l_type == F_UNLCK;
 }
 
 bool file_lock(int fd, enum file_lock how, bool wait)

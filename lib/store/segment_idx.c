@@ -104,7 +104,7 @@ static int write_all(int fd, const uint8_t *p, size_t n)
 	return 0;
 }
 
-int idx_write(int dirfd, const struct segment_id *id, const struct idx *x, struct ds_err *err)
+int idx_write(struct dir *d, const struct segment_id *id, const struct idx *x, struct ds_err *err)
 {
 	char name[SEGMENT_NAME], tmp[SEGMENT_NAME];
 	size_t bytes = IDX_HEAD + x->n * IDX_RECORD;
@@ -118,22 +118,22 @@ int idx_write(int dirfd, const struct segment_id *id, const struct idx *x, struc
 	put_head(p, id, x->size, x->n);
 	for (size_t i = 0; i < x->n; i++)
 		put_record(p + IDX_HEAD + i * IDX_RECORD, &x->rec[i], id, i);
-	fd = openat(dirfd, tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+	fd = dir_open_file(d, tmp, O_WRONLY | O_CREAT | O_TRUNC);
 	bad = fd < 0 || write_all(fd, p, bytes);
 	free(p);
 	if (fd >= 0 && close(fd))
 		bad = 1;
 	if (!bad)
-		bad = renameat(dirfd, tmp, dirfd, name);
+		bad = renameat(d->fd, tmp, d->fd, name);
 	if (!bad)
 		return 0;
 	err_errno(err, DS_IO, "cannot write '%s'", name);
-	unlinkat(dirfd, tmp, 0);
+	unlinkat(d->fd, tmp, 0);
 	return err->code;
 }
 
 /* Opens it and reads its head: right for that segment.  -1. */
-static int open_idx(int dirfd, const struct segment_id *id, int flags, uint64_t *size, uint64_t *n)
+static int open_idx(struct dir *d, const struct segment_id *id, int flags, uint64_t *size, uint64_t *n)
 {
 	uint8_t h[IDX_HEAD], want[IDX_HEAD];
 	char name[SEGMENT_NAME];
@@ -141,9 +141,10 @@ static int open_idx(int dirfd, const struct segment_id *id, int flags, uint64_t 
 	int fd;
 
 	segment_name(id, ".idx", name);
-	fd = openat(dirfd, name, flags | O_CLOEXEC);
+	fd = dir_open_file(d, name, flags);
 	if (fd < 0)
 		return -1;
+	errno = 0;
 	if (fstat(fd, &st) == 0 && st.st_size >= IDX_HEAD && dir_read(fd, h, sizeof h, 0)) {
 		memcpy(size, h + 32, 8);
 		memcpy(n, h + 40, 8);
@@ -157,24 +158,26 @@ static int open_idx(int dirfd, const struct segment_id *id, int flags, uint64_t 
 	return -1;
 }
 
-static bool segment_has_size(int dirfd, const struct segment_id *id, uint64_t size)
+static bool segment_has_size(struct dir *d, const struct segment_id *id, uint64_t size)
 {
 	char name[SEGMENT_NAME];
 	struct stat st;
 
 	segment_name(id, ".seg", name);
-	return fstatat(dirfd, name, &st, 0) == 0 && (uint64_t)st.st_size == size;
+	return fstatat(d->fd, name, &st, 0) == 0 && (uint64_t)st.st_size == size;
 }
 
-int idx_read(int dirfd, const struct segment_id *id, struct idx *x, struct ds_err *err)
+int idx_read(struct dir *d, const struct segment_id *id, struct idx *x, struct ds_err *err)
 {
 	uint64_t n = 0, last = 0;
 	uint8_t *p = NULL;
 	int fd;
 
 	*x = (struct idx){ 0 };
-	fd = open_idx(dirfd, id, O_RDONLY, &x->size, &n);
-	if (fd < 0 || !segment_has_size(dirfd, id, x->size))
+	fd = open_idx(d, id, O_RDONLY, &x->size, &n);
+	if (fd < 0 && dir_lacks())
+		return err_errno(err, DS_TEMP, "cannot open the index of a segment");
+	if (fd < 0 || !segment_has_size(d, id, x->size))
 		goto no;
 	p = mem_array(PIECE, IDX_RECORD);
 	x->rec = mem_array((size_t)n, sizeof *x->rec);
@@ -206,13 +209,13 @@ no:
 	return err_set(err, DS_NO, "a segment has no right index");
 }
 
-size_t idx_count(int dirfd, const struct segment_id *id)
+size_t idx_count(struct dir *d, const struct segment_id *id)
 {
 	char name[SEGMENT_NAME];
 	struct stat st;
 
 	segment_name(id, ".idx", name);
-	return fstatat(dirfd, name, &st, 0) || st.st_size < IDX_HEAD ? 0 : (size_t)(st.st_size - IDX_HEAD) / IDX_RECORD;
+	return fstatat(d->fd, name, &st, 0) || st.st_size < IDX_HEAD ? 0 : (size_t)(st.st_size - IDX_HEAD) / IDX_RECORD;
 }
 
 /* Where a record is, of those in [low, high), which lie in [from, to), if items are of about the same size. */
@@ -224,13 +227,13 @@ static uint64_t likely(uint64_t low, uint64_t high, uint64_t from, uint64_t to, 
 	return mid < high ? mid : high - 1;
 }
 
-bool idx_drop(int dirfd, const struct segment_id *id, uint32_t offset)
+bool idx_drop(struct dir *d, const struct segment_id *id, uint32_t offset)
 {
 	uint64_t size, n, low = 0, high, from = 0, to;
 	struct idx_record r;
 	uint8_t p[IDX_RECORD];
 	bool done = false;
-	int fd = open_idx(dirfd, id, O_RDWR, &size, &n);
+	int fd = open_idx(d, id, O_RDWR, &size, &n);
 
 	if (fd < 0)
 		return false;
@@ -260,7 +263,7 @@ bool idx_drop(int dirfd, const struct segment_id *id, uint32_t offset)
 		char name[SEGMENT_NAME];
 
 		segment_name(id, ".idx", name);
-		unlinkat(dirfd, name, 0);
+		unlinkat(d->fd, name, 0);
 	}
 	return done;
 }

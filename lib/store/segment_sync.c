@@ -23,7 +23,7 @@ static int promise(struct dir *d, struct ds_err *err)
 
 	if (__atomic_load_n(&d->promised, __ATOMIC_RELAXED))
 		return 0;
-	fd = openat(d->fd, "sync", O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+	fd = dir_open_file(d, "sync", O_WRONLY | O_CREAT);
 	if (fd < 0)
 		return err_errno(err, DS_IO, "cannot make '%s/sync'", d->path);
 	close(fd);

@@ -99,7 +99,7 @@ static int put_hello(struct dir *d, struct segment *seg, struct ds_err *err)
 	if (rc)
 		return rc;
 	rc = write_frame(seg->fd, seg->name, &iov, 1, 0, err);
-	seg->size = iov.iov_len;
+	segment_grow(seg, iov.iov_len);
 	seg->frames = 1;
 	return rc;
 }
@@ -139,11 +139,9 @@ static int create(struct dir *d, bool main, uint64_t reserve, struct segment **o
 	pthread_rwlock_unlock(&d->lock);
 	if (!seg)
 		return err->code;
-	do
-		seg->fd = openat(d->fd, seg->name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-	while (seg->fd < 0 && (errno == EMFILE || errno == ENFILE) && dir_close_some(d));
+	seg->fd = dir_open_file(d, seg->name, O_RDWR | O_CREAT | O_EXCL);
 	if (seg->fd < 0) {
-		rc = err_errno(err, errno == ENOSPC || errno == EDQUOT ? DS_TEMP : DS_IO, "cannot make '%s/%s'",
+		rc = err_errno(err, errno == ENOSPC || errno == EDQUOT || dir_lacks() ? DS_TEMP : DS_IO, "cannot make '%s/%s'",
 			d->path, seg->name);
 	} else {
 		rc = file_lock_until(seg->fd, LOCK_ALONE, d->until, seg->name, err);
@@ -272,7 +270,7 @@ int segment_append(struct dir *d, struct tools *t, struct segment *seg, const st
 	r.expires = store_seconds(a->item.expires_ns);
 	*end = at + front.n + data;
 	seg->frames++;
-	__atomic_store_n(&seg->size, *end, __ATOMIC_RELAXED);
+	segment_grow(seg, *end);
 	if (!idx_add(&seg->idx, &r))
 		rc = err_nomem(err, sizeof r, "an index of a segment");
 	pthread_rwlock_wrlock(&d->lock);
@@ -321,7 +319,7 @@ static void drop_dead(struct dir *d, struct segment *seg)
 
 		if (pread(seg->fd, head, sizeof head, (off_t)((uint64_t)r->offset * INDEX_UNIT)) != sizeof head ||
 			frame_front_bytes(head) != (size_t)r->front * INDEX_UNIT || head[7] != FRAME_STORE)
-			idx_drop(d->fd, &seg->id, r->offset);
+			idx_drop(d, &seg->id, r->offset);
 	}
 }
 
@@ -337,11 +335,11 @@ int segment_seal(struct dir *d, struct segment *seg, struct ds_err *err)
 		rc = segment_close_file(d, seg->fd, &seg->id, seg->frames, seg->size, &end, err);
 		if (!rc) {
 			pthread_rwlock_wrlock(&d->lock);
-			seg->size = end;
+			segment_grow(seg, end);
 			seg->sealed = true;
 			pthread_rwlock_unlock(&d->lock);
 			seg->idx.size = end;
-			rc = idx_write(d->fd, &seg->id, &seg->idx, err);
+			rc = idx_write(d, &seg->id, &seg->idx, err);
 			if (!rc)
 				drop_dead(d, seg);
 			pthread_rwlock_wrlock(&d->lock);
@@ -360,8 +358,10 @@ void segment_unlock(struct dir *d, struct segment *seg)
 	int fd = segment_fd(d, seg);
 
 	pthread_mutex_lock(&d->pins);
-	if (fd >= 0)
-		file_lock(fd, seg->pins ? LOCK_SHARED : LOCK_NONE, false);
+	if (fd >= 0) {
+		file_lock(fd, LOCK_NONE, false);
+		pin_lock(fd, seg->pins ? LOCK_SHARED : LOCK_NONE);
+	}
 	pthread_mutex_unlock(&d->pins);
 }
 
