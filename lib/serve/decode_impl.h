@@ -72,6 +72,7 @@ struct job {
 	struct kv_seq kv;
 	struct kv_parked parked;  /* bytes set: the KV lies there and in g->common, not in kv */
 	bool waits;               /* for the store: it cannot run */
+	int64_t roomless_ns, first_ns; /* since when it waits for room for what the store has; as the first; 0: not */
 	struct made made;
 	uint32_t token;           /* the last one, to be fed next */
 	uint64_t position;        /* of that token */

@@ -10,39 +10,94 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/time.h"
 #include "serve/decode_impl.h"
 
 /* ---- prompts that are computed here ---- */
 
-/* Blocks are taken for what the store has of it if they are free and nobody waits for any, or will at once. */
+/* Blocks that it will need beyond those that it has. */
+static size_t lacks(const struct job *j)
+{
+	size_t all = kv_blocks_for(j->at.count);
+
+	return all > j->kv.count ? all - j->kv.count : 0;
+}
+
+/* Blocks are taken for what the store has of it if nobody waits for any, nor will soon. */
 static bool room_for(const struct decode *d, struct job *j)
 {
-	size_t need = prompt_fetch_blocks(&j->at);
+	size_t need = lacks(j);
 	const struct job *k;
 
-	need -= need < j->kv.count ? need : j->kv.count;
 	TAILQ_FOREACH(k, &d->jobs, link) {
 		if (k->parked.bytes)
 			return false;
+		if (k->state == JOB_PROMPT && k != j && k->kv.count)
+			need += lacks(k);
 		need += k->state == JOB_READY;
 	}
 	return kv_pool_available(d->w->pool) >= need &&
 		kv_seq_reserve(&j->kv, d->w->pool, prompt_fetch_blocks(&j->at) * KV_BLOCK);
 }
 
-static int look(struct decode *d, struct job *j, struct ds_err *err)
+/* Somebody will give blocks back without j. */
+static bool others_go_on(const struct decode *d, const struct job *j)
+{
+	const struct job *k;
+
+	TAILQ_FOREACH(k, &d->jobs, link)
+		if (k != j && (can_run(k) || (k->waits && !k->roomless_ns)))
+			return true;
+	return false;
+}
+
+/* The store has some of it, but there is no room: as long as others go on, it would have none to be computed in.  The
+ * first of those who wait does so for --kv-timeout at most; the time is not the store's. */
+static enum prompt_store wait_for_room(struct decode *d, struct job *j, bool *full)
+{
+	int64_t now = time_mono_ns();
+
+	j->roomless_ns = j->roomless_ns ? j->roomless_ns : now;
+	if (*full)
+		return PROMPT_WAITS;
+	j->first_ns = j->first_ns ? j->first_ns : now;
+	if (!others_go_on(d, j) || now - j->first_ns >= d->w->store_timeout_ns) {
+		j->roomless_ns = 0;
+		prompt_no_fetch(&j->at);
+		return PROMPT_READY;
+	}
+	kv_client_due(d->w->store, j->first_ns + d->w->store_timeout_ns);
+	*full = true;
+	return PROMPT_WAITS;
+}
+
+/* full: one before it waits for room. */
+static int fetch(struct decode *d, struct job *j, bool *full, enum prompt_store *s, struct ds_err *err)
+{
+	if (!*full) {
+		int rc = prompt_begin(d->w, &j->at, err);
+
+		if (rc)
+			return rc;
+		if (room_for(d, j)) {
+			if (j->roomless_ns && j->at.waits_ns)
+				j->at.waits_ns += time_mono_ns() - j->roomless_ns;
+			j->roomless_ns = 0;
+			prompt_fetch(d->w, &j->at);
+			*s = prompt_store(d->w, &j->at, true);
+			return 0;
+		}
+		prompt_reset(d->w, &j->at);
+	}
+	*s = wait_for_room(d, j, full);
+	return 0;
+}
+
+static int look(struct decode *d, struct job *j, bool *full, struct ds_err *err)
 {
 	enum prompt_store s = prompt_store(d->w, &j->at, true);
-	int rc = 0;
+	int rc = s == PROMPT_FETCH ? fetch(d, j, full, &s, err) : 0;
 
-	if (s == PROMPT_FETCH) {
-		rc = prompt_begin(d->w, &j->at, err);
-		if (!rc && room_for(d, j))
-			prompt_fetch(d->w, &j->at);
-		else
-			prompt_no_fetch(&j->at);
-		s = prompt_store(d->w, &j->at, true);
-	}
 	j->waits = s == PROMPT_WAITS;
 	d->w->store_waits |= j->waits;
 	return rc;
@@ -51,6 +106,7 @@ static int look(struct decode *d, struct job *j, struct ds_err *err)
 void store_look(struct decode *d)
 {
 	struct job *j, *next;
+	bool full = false;
 	struct ds_err why;
 
 	if (!d->w->store)
@@ -59,7 +115,7 @@ void store_look(struct decode *d)
 	d->w->store_waits = kv_client_holds(d->w->store);
 	for (j = TAILQ_FIRST(&d->jobs); j; j = next) {
 		next = TAILQ_NEXT(j, link); /* its request has no other */
-		if (j->state == JOB_PROMPT && look(d, j, &why))
+		if (j->state == JOB_PROMPT && look(d, j, &full, &why))
 			group_fail(d, j->g, &why);
 	}
 }

@@ -139,6 +139,20 @@ store() {
 	done
 }
 
+# The fault: ds-decode decided when a prompt arrived that there was no room, and computed what the store had.
+@test "ds-decode with little KV memory: prompts wait for room for what the store has, and all of it is fetched" {
+	"$PYTHON" -c 'import json
+for n in range(12): print(json.dumps({"id": f"r{n}", "ids": [(7 * t + n) % 1000 + 3 for t in range(600)], "max_tokens": 5}))' |
+		"$PYTHON" "$DSF" requests >long
+	decode --no-prefix-cache long | "$PYTHON" "$ANSWERS" table --no-hits - >long.want
+	prefill --kv dir:store --no-prefix-cache long >/dev/null
+	for cache in '' --no-prefix-cache; do
+		# shellcheck disable=SC2086 # perhaps nothing
+		decode --kv dir:store --kv-memory 800K --kv-timeout 9s $cache --stats long 2>said | "$PYTHON" "$ANSWERS" table --no-hits - | cmp long.want -
+		has '108 blocks found, 108 fetched' <said
+	done
+}
+
 @test "two models in one store, and another arithmetic: nothing of one is found by another" {
 	other=$(golden v3-tiny-fp8)
 	(cd "$DS_ROOT" && "$PYTHON" "$ANSWERS" mix "$MANY" --plain) | "$PYTHON" "$DS_ROOT/tests/bats/unit.py" fit "$other" | "$PYTHON" "$DSF" requests >fits
