@@ -130,6 +130,28 @@ static int print(struct buf *b, struct ds_err *err)
 
 /* ---- serving ---- */
 
+/* What would have no effect was meant to have one. */
+static int check_given(bool listening, struct ds_err *err)
+{
+	static const char *const of_dir[] = { "capacity", "segment", "sync", "compress", "admit", NULL };
+	static const char *const of_service[] = { "metrics", "ready-fd", "max-clients", "peer-timeout", "insecure",
+		"drain-timeout", NULL };
+	bool redis = address && strncmp(address, "redis", 5) == 0;
+
+	for (size_t i = 0; address && strncmp(address, "dir:", 4) != 0 && of_dir[i]; i++)
+		if (opt_given(&program, of_dir[i]))
+			return err_set(err, DS_USAGE, "--%s is of a store that is a directory (--dir), '%s' is none",
+				of_dir[i], address);
+	for (size_t i = 0; !listening && of_service[i]; i++)
+		if (opt_given(&program, of_service[i]))
+			return err_set(err, DS_USAGE, "--%s is of a service: say --listen or --resp, too",
+				of_service[i]);
+	if (!redis && opt_given(&program, "password-file"))
+		return err_set(err, DS_USAGE, "--password-file is of a Redis server, '%s' is none",
+			service.store_name);
+	return 0;
+}
+
 static int serve(struct ds_err *err)
 {
 	const char *all = getenv("DS_LISTEN");
@@ -146,6 +168,11 @@ static int serve(struct ds_err *err)
 		service.listens = 1;
 	}
 	service.store_name = dir ? dir : address;
+	rc = check_given(service.listens || service.resp, err);
+	if (rc)
+		return rc;
+	if (service.listens || service.resp)
+		store_service_starting();
 	rc = open_store(&s, dir ? "dir:" : "", service.store_name, err);
 	if (rc)
 		return rc;
@@ -173,7 +200,7 @@ static void print_counter(struct buf *b, struct jw *w, const char *name, uint64_
 
 static int run_stat(const char *where, struct ds_err *err)
 {
-	bool path = is_directory(where) || !strchr(where, ':');
+	bool named = strncmp(where, "dir:", 4) == 0, path = named || is_directory(where) || !strchr(where, ':');
 	struct store_session *ss = NULL;
 	struct buf b = { 0 };
 	struct store_stat st;
@@ -182,7 +209,7 @@ static int run_stat(const char *where, struct ds_err *err)
 	int rc;
 
 	store.read_only = true;
-	rc = open_store(&s, path ? "dir:" : "", where, err);
+	rc = open_store(&s, path && !named ? "dir:" : "", where, err);
 	if (rc)
 		return rc;
 	rc = store_begin(&ss, s, err);
@@ -196,6 +223,8 @@ static int run_stat(const char *where, struct ds_err *err)
 	for (const struct store_counter *c = store_counters; !rc && c->name; c++) {
 		uint64_t v;
 
+		if (path && !opt_listed("items bytes segments", ' ', c->name)) /* the others are of a process */
+			continue;
 		memcpy(&v, (const uint8_t *)&st + c->offset, sizeof v);
 		print_counter(&b, &w, c->name, v);
 	}
@@ -439,6 +468,9 @@ static int command(const char *name, int argc, char **argv, struct ds_err *err)
 	if (argc < 1 || argc > (strcmp(name, "import") == 0 ? 2 : 1))
 		return err_set(err, DS_USAGE, argc ? "%s: unexpected operand '%s'; try '%s --help'" :
 			"%s: no directory%s is named; try '%s --help'", name, argc ? argv[argc - 1] : "", program.name);
+	if (name[0] != 's' && strstr(argv[0], "://"))
+		return err_set(err, DS_USAGE, "%s: '%s' is no directory; of other stores there is 'stat' alone", name,
+			argv[0]);
 	signal(SIGXFSZ, SIG_IGN); /* EFBIG says it, and what was begun is removed */
 	switch (name[0]) {
 	case 's': return run_stat(argv[0], err);

@@ -241,7 +241,9 @@ static int listen_unix(const struct addr *a, bool over, int *out, struct ds_err 
 	if (fd < 0)
 		rc = err_errno(err, DS_OS, "cannot make a socket");
 	else if (bind(fd, (const struct sockaddr *)&u, sizeof u) || listen(fd, BACKLOG))
-		rc = err_errno(err, DS_CONFIG, "cannot listen on '%s'", a->text);
+		rc = errno == ENOENT ? err_set(err, DS_CONFIG,
+			"cannot listen on '%s': the socket's directory is not there; make that first", a->text) :
+			err_errno(err, DS_CONFIG, "cannot listen on '%s'", a->text);
 out:
 	why = errno;
 	if (lock >= 0)

@@ -219,6 +219,8 @@ void guests_accept(struct store_service *sv, struct door *d, int64_t now)
 		}
 		if (errno == EINTR || errno == ECONNABORTED)
 			continue;
+		if ((errno == EMFILE || errno == ENFILE) && store_spare(sv->store))
+			continue;
 		if (errno != EAGAIN && errno != EWOULDBLOCK) {
 			if (!d->after)
 				log_msg(LOG_WARN, "cannot accept at '%s': %s", d->addr.text, strerror(errno));

@@ -254,12 +254,28 @@ static int serve(struct store_service *sv, struct ds_err *err)
 	return rc;
 }
 
+/* Nobody is served yet, and a store can be left at any time. */
+static void end_at_once(int sig)
+{
+	(void)sig;
+	_exit(0);
+}
+
+void store_service_starting(void)
+{
+	signal(SIGHUP, SIG_IGN);
+	signal(SIGUSR1, SIG_IGN);
+	signal(SIGTERM, end_at_once);
+	signal(SIGINT, end_at_once);
+}
+
 static int run_service(struct store_service *sv, struct ds_err *err)
 {
-	int rc = open_doors(sv, err);
+	int rc = signals_service(sv->o->drain_ns, err); /* from here on sockets are to be removed */
 
-	if (!rc)
-		rc = signals_service(sv->o->drain_ns, err);
+	if (rc)
+		return rc;
+	rc = open_doors(sv, err);
 	if (!rc) {
 		if (sv->metrics_file)
 			write_figures(sv);
@@ -271,8 +287,8 @@ static int run_service(struct store_service *sv, struct ds_err *err)
 		guests_bury(sv);
 		if (sv->metrics_file)
 			write_figures(sv);
-		signals_done();
 	}
+	signals_done();
 	close_doors(sv);
 	return rc;
 }

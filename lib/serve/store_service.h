@@ -21,6 +21,9 @@ struct store_service_options {
 	int64_t max_clients;
 };
 
+/* Before the store is opened, which may take long: signals to end end the program at once, others do not.  Not for a
+ * filter. */
+void store_service_starting(void);
 /* To the end of the input, or a signal.  Prints errors of single clients; err->text is empty where all was said. */
 int store_service_run(struct store *s, const struct store_service_options *o, struct ds_err *err);
 

@@ -273,8 +273,13 @@ static int dir_open(struct store **out, const char *path, const struct store_opt
 	return rc;
 }
 
+static bool dir_spare(struct store *s)
+{
+	return dir_close_some((struct dir *)s);
+}
+
 const struct store_ops store_dir = {
 	.scheme = "dir:", .open = dir_open, .close = dir_close, .begin = dir_begin, .end = dir_end, .has = dir_has,
 	.get = dir_get, .put = dir_put, .del = dir_del, .pin = dir_pin, .stat = dir_stat, .find = dir_ref,
-	.release = dir_unref, .doubt = dir_doubt,
+	.release = dir_unref, .doubt = dir_doubt, .spare = dir_spare,
 };

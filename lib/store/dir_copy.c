@@ -283,13 +283,13 @@ int dir_import(const char *path, const struct store_options *o, int fd, const ch
 	enum frame_event ev = FRAME_HEAD;
 	struct store *s = NULL;
 	struct frame *f;
-	int rc = open_dir(path, o, &s, &ss, err);
+	int rc = frame_reader_new(&r, fd, name, o->max_frame, err);
 
 	*items = *already = 0;
-	if (!rc)
-		rc = frame_reader_new(&r, fd, name, o->max_frame, err);
 	while (!rc && ev != FRAME_EOF) {
 		rc = frame_reader_next(r, &ev, &f, err);
+		if (!rc && !s && ev == FRAME_BODY) /* a directory is made for a stream, not for something else */
+			rc = open_dir(path, o, &s, &ss, err);
 		if (rc || ev != FRAME_BODY || f->type == FRAME_HELLO || f->type == FRAME_END)
 			continue;
 		rc = import_item(ss, f, items, already, err);

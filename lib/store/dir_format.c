@@ -88,9 +88,12 @@ static int write_format(struct dir *d, struct ds_err *err)
 
 static int open_path(struct dir *d, struct ds_err *err)
 {
-	bool ro = d->base.o.read_only;
+	bool ro = d->base.o.read_only, made = ro || mkdir(d->path, 0700) == 0;
 
-	if (!ro && mkdir(d->path, 0700) < 0 && errno != EEXIST)
+	if (!made && errno == ENOENT)
+		return err_set(err, DS_CONFIG, "cannot make directory '%s': the one it is to lie in is not there; "
+			"make that first", d->path);
+	if (!made && errno != EEXIST)
 		return err_errno(err, DS_CONFIG, "cannot make directory '%s'", d->path);
 	d->fd = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (d->fd < 0)

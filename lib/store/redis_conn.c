@@ -206,6 +206,7 @@ int redis_refused(const struct redis_node *node, const char *text, struct ds_err
 		{ "BUSY", DS_TEMP }, { "MASTERDOWN", DS_TEMP }, { "MISCONF", DS_TEMP }, { "READONLY", DS_TEMP },
 		{ "NOREPLICAS", DS_TEMP }, { "MOVED", DS_TEMP }, { "ASK", DS_TEMP }, { "NOAUTH", DS_CONFIG },
 		{ "WRONGPASS", DS_CONFIG }, { "NOPERM", DS_CONFIG },
+		{ "WRONGTYPE", DS_NO },
 	};
 	size_t n = strcspn(text, " ");
 	int code = DS_PROTO;

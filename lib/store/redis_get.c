@@ -171,6 +171,7 @@ static int read_next(struct get *g, enum got *got, struct ds_err *err)
 {
 	struct redis_node *node = g->nodes[g->at % AHEAD_MOST];
 	struct resp_reply reply;
+	struct ds_err why;
 	int rc;
 
 	node->r.deadline = redis_deadline(g->ss);
@@ -186,7 +187,7 @@ static int read_next(struct get *g, enum got *got, struct ds_err *err)
 		rc = read_item(g, node, (size_t)reply.n, got, err);
 		break;
 	case RESP_ERROR:
-		*got = GOT_REDIRECTED;
+		*got = redis_refused(node, reply.text, &why) == DS_NO ? GOT_BAD : GOT_REDIRECTED;
 		break;
 	default:
 		rc = err_set(err, DS_PROTO, "'%s' answers GET with no string", node->addr.text);
@@ -208,6 +209,10 @@ static int get_redirected(struct get *g, enum got *got, struct ds_err *err)
 	redis_name(&g->keys[g->at], name);
 	rc = redis_ask(g->ss, &g->keys[g->at], 2, (const char *const[]){ "GET", name }, &node, &reply, err);
 	g->sent = g->at + 1;
+	if (rc == DS_NO) {
+		*got = GOT_BAD;
+		return 0;
+	}
 	if (rc)
 		return rc;
 	*got = GOT_NOTHING;

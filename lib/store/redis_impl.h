@@ -78,7 +78,7 @@ void redis_settle(struct redis_session *ss);
 /* The time that a wait may take from now on. */
 int64_t redis_deadline(const struct redis_session *ss);
 void redis_add_command(struct redis_node *node, size_t n, const char *const *args); /* of text */
-/* What an error reply means. */
+/* What an error reply means.  DS_NO: the key is there, and is no string. */
 int redis_refused(const struct redis_node *node, const char *text, struct ds_err *err);
 /* One command (iov [n]) about a key and its reply's head, redirected where that is asked for and tried again once
  * where an old connection has gone.  *node: who answered. */

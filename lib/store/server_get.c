@@ -36,20 +36,24 @@ static int send_window(struct store_client *c, uint64_t stream, struct window *w
 	return client_send(c, stream, &iov, 1, err);
 }
 
-/* A descriptor with which nothing can be written: the file again; -1: it cannot be had. */
-static int reading(int fd)
+/* A descriptor with which nothing can be written: the file again; -1 and errno: it cannot be had. */
+static int reading(struct store *s, int fd)
 {
 	char path[40];
+	int again;
 
 	if ((fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY)
 		return fd;
 	snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-	return open(path, O_RDONLY | O_CLOEXEC);
+	do
+		again = open(path, O_RDONLY | O_CLOEXEC);
+	while (again < 0 && (errno == EMFILE || errno == ENFILE) && store_spare(s));
+	return again;
 }
 
-/* The number that the file has in the window, having been passed; *no: it cannot be. */
+/* The number that the file has in the window, having been passed; why: it cannot be. */
 static int pass_file(struct store_client *c, uint64_t stream, struct window *w, const struct store_ref *ref,
-	int64_t *number, bool *no, struct ds_err *err)
+	int64_t *number, struct ds_err *why, struct ds_err *err)
 {
 	int fd, rc;
 
@@ -58,10 +62,11 @@ static int pass_file(struct store_client *c, uint64_t stream, struct window *w, 
 			*number = (int64_t)i;
 			return 0;
 		}
-	fd = reading(ref->fd);
-	*no = fd < 0;
-	if (*no)
+	fd = reading(c->sv->store, ref->fd);
+	if (fd < 0) { /* the item is there: that is no miss */
+		err_errno(why, DS_TEMP, "a file of the store cannot be passed on");
 		return 0;
+	}
 	*number = (int64_t)w->segments;
 	w->segment[w->segments++] = ref->segment;
 	meta_reset(c->meta);
@@ -116,11 +121,11 @@ static int send_file(struct store_client *c, uint64_t stream, const struct store
 
 /* ---- stores of files ---- */
 
-/* One item; *no: there is none, or it cannot be sent. */
+/* One item; *no: there is none; why: it cannot be sent. */
 static int send_found(struct store_client *c, uint64_t stream, struct window *w, const struct store_key *key,
-	const struct store_ref *ref, bool *no, struct ds_err *err)
+	const struct store_ref *ref, bool *no, struct ds_err *why, struct ds_err *err)
 {
-	int64_t number;
+	int64_t number = 0;
 	int rc;
 
 	if (!w)
@@ -130,8 +135,8 @@ static int send_found(struct store_client *c, uint64_t stream, struct window *w,
 		if (rc)
 			return rc;
 	}
-	rc = pass_file(c, stream, w, ref, &number, no, err);
-	if (rc || *no)
+	rc = pass_file(c, stream, w, ref, &number, why, err);
+	if (rc || why->code)
 		return rc;
 	w->v[w->n++] = (struct store_range){ number, (int64_t)ref->offset, ref->head_bytes, ref->data_bytes };
 	atomic_fetch_add(&c->sv->counts.fd_bytes, ref->data_bytes);
@@ -155,10 +160,11 @@ static int get_found(struct store_client *c, uint64_t stream, const struct store
 			why->code = found == DS_NO ? 0 : found;
 			break;
 		}
-		rc = send_found(c, stream, w, &keys[*got], &ref, &no, err);
+		why->code = 0;
+		rc = send_found(c, stream, w, &keys[*got], &ref, &no, why, err);
 		ops->release(c->ss, &ref);
 		client_deadline(c);
-		if (no)
+		if (no || why->code)
 			break;
 	}
 	return rc || !w ? rc : send_window(c, stream, w, err);

@@ -31,6 +31,11 @@ void store_close(struct store *s)
 		s->ops->close(s);
 }
 
+bool store_spare(struct store *s)
+{
+	return s->ops->spare && s->ops->spare(s);
+}
+
 int store_begin(struct store_session **ss, struct store *s, struct ds_err *err)
 {
 	*ss = NULL;

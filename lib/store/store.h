@@ -40,6 +40,8 @@ struct store_session;
 /* DS_USAGE: no such kind of address.  A peer that is not there yet is no error. */
 int store_open(struct store **s, const char *addr, const struct store_options *o, struct ds_err *err);
 void store_close(struct store *s); /* after its sessions; what was put is written out */
+/* For want of descriptors: closes files that nobody uses now; false: there are none. */
+bool store_spare(struct store *s);
 int store_begin(struct store_session **ss, struct store *s, struct ds_err *err);
 void store_end(struct store_session *ss);
 /* CLOCK_MONOTONIC; 0: none (as it begins). */

@@ -34,6 +34,8 @@ struct store_ops {
 	void (*release)(struct store_session *ss, struct store_ref *ref);
 	/* Whoever read the item says that its bytes are wrong: it is read again, and dropped if so. */
 	void (*doubt)(struct store_session *ss, const struct store_key *key);
+	/* NULL, or: closes files that nobody uses now; false: there are none. */
+	bool (*spare)(struct store *s);
 };
 
 /* Each kind begins with these. */

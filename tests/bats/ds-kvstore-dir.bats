@@ -48,6 +48,7 @@ import json, sys
 s = json.load(sys.stdin)
 assert s["items"] == 34 and s["bytes"] > 3100000 and s["segments"] >= 3, s'
 	ds-kvstore stat dir:store | grep -q '^items *34$'
+	[ "$(ds-kvstore stat store | awk '{ print $1 }' | tr '\n' ' ')" = "items bytes segments " ]
 }
 
 @test "stat of a service is what it did" {
@@ -187,4 +188,7 @@ assert s["items"] == 34 and s["bytes"] > 3100000 and s["segments"] >= 3, s'
 	refused 65 'empty' ds-kvstore verify empty
 	[ ! -e nowhere ]
 	refused 66 'nofile' ds-kvstore import store nofile
+	refused 65 '/dev/null' ds-kvstore import new /dev/null
+	refused 65 'file' ds-kvstore import new empty/file
+	[ ! -e new ]
 }

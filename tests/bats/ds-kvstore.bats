@@ -212,6 +212,31 @@ assert s["program"] == "ds-kvstore" and s["requests"]["put"] == 3 and s["stat"][
 	stop
 }
 
+@test "signals while it starts: SIGHUP and SIGUSR1 are harmless, SIGTERM ends it at once" {
+	serve
+	stop
+	truncate -s 4G store/s-0000000000000001-0000000000000001.seg # to be looked through
+	for how in TERM INT; do
+		background ds-kvstore -l unix:slow.sock -d store
+		for _ in $(seq 100); do pid=$(pgrep -P "$BG" -x ds-kvstore) && break; sleep 0.02; done
+		while ! grep -q '^SigIgn:.*1$' "/proc/$pid/status"; do sleep 0.01; done # SIGHUP
+		kill -HUP "$pid"
+		kill -USR1 "$pid"
+		sleep 0.1
+		[ -e "/proc/$pid" ] || { echo "it is gone"; false; }
+		kill -"$how" "$pid"
+		wait "$BG"
+		quiet
+	done
+}
+
+@test "with too few descriptors what is there is no miss" {
+	background bash -c 'ulimit -n 40; exec ds-kvstore -l unix:kv.sock -d store --segment 64K'
+	wait_socket kv.sock
+	check few_descriptors unix:kv.sock 80
+	stop
+}
+
 @test "one client too many is turned away with 75" {
 	serve --max-clients 4
 	check crowd unix:kv.sock
@@ -383,6 +408,17 @@ assert s["program"] == "ds-kvstore" and s["requests"]["put"] == 3 and s["stat"][
 	refused 64 'more' ds-kvstore ls a more
 	refused 64 '--listen' ds-kvstore ls a -l unix:x
 	refused 64 'operand' ds-kvstore serve more
+	for option in capacity=1G segment=1M sync compress=zstd admit=second; do
+		refused 64 "--${option%%=*} is of a store that is a directory" ds-kvstore -l unix:kv.sock \
+			--store redis://localhost:1 "--$option"
+	done
+	for option in metrics=tcp:127.0.0.1:0 metrics=file ready-fd=1 max-clients=3 insecure drain-timeout=1s; do
+		refused 64 "--${option%%=*} is of a service" ds-kvstore -d store "--$option" </dev/null
+	done
+	refused 64 '--password-file is of a Redis server' ds-kvstore -d store -l unix:kv.sock --password-file x
+	refused 64 "no directory; of other stores" ds-kvstore ls redis://localhost:1
+	refused 78 'make that first' ds-kvstore -d store -l unix:run/kv.sock
+	refused 78 'make that first' ds-kvstore -d a/b/c -l unix:kv.sock
 	[ ! -e store ] || [ -d store ]
 }
 

@@ -439,6 +439,41 @@ def memory(addr):
     assert not wrong, wrong
 
 
+def few_descriptors(addr, n):
+    """More files than descriptors: an item that cannot be had now is refused with 75, and is no miss."""
+    c = Client(addr)
+    there = 0
+    for i in range(int(n)):
+        try:
+            there += c.put(key(i), value(i, 30000)) == "stored"
+        except Refused as e:
+            assert e.code == 75, (e.code, e.message)
+    assert there > 30, there
+    here = [i for i in range(int(n)) if c.has([key(i)])]
+    assert len(here) == there
+    for fds in (False, True):
+        for i in here:
+            assert [data for _, data in c.get([key(i)], fds=fds)] == [value(i, 30000)], (i, fds)
+    more = []
+    refused = 0
+    for _ in range(60):
+        s = socket.socket(socket.AF_UNIX)
+        s.connect(addr[5:])
+        more.append(s)
+    time.sleep(0.5)
+    for fds in (False, True):
+        for i in here:
+            try:
+                assert [data for _, data in c.get([key(i)], fds=fds)] == [value(i, 30000)], (i, fds)
+            except Refused as e:
+                assert e.code == 75, (e.code, e.message)
+                refused += 1
+    assert refused
+    for s in more:
+        s.close()
+    c.end()
+
+
 def slow_put(addr, resp):
     """A put of 4 MB, all of --memory, at 300 kB/s: small puts beside it are stored at once."""
     slow_one = Client(addr)
