@@ -44,8 +44,6 @@ static int run(struct ds_err *err)
 
 	if (always && !drafts)
 		return err_set(err, DS_USAGE, "--mtp-always says nothing without --mtp N");
-	if (work.kv.generated && !work.kv.addr)
-		return err_set(err, DS_USAGE, "--store-generated says nothing without --kv ADDR");
 	work.mtp = work.drafts = drafts > 0;
 	work.max_segs = o.max_batch;
 	work.max_rows = o.max_batch + o.chunk;

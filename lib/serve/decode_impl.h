@@ -98,6 +98,7 @@ struct decode {
 	struct job_list jobs;
 	struct group_list groups; /* by turn: who took part in a step stands behind those who did not */
 	size_t held;              /* groups */
+	bool told_not_stored;     /* --store-generated: why */
 	struct held_sources paused; /* until fewer requests are held */
 	struct held_sources full; /* with the payload of a KV frame unread, until there is memory for it */
 	struct source *give_up;   /* of those it brings only d->pressed is kept, NULL: none */

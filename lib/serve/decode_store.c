@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/time.h"
 #include "serve/decode_impl.h"
@@ -150,6 +151,14 @@ static bool agrees(const struct decode *d, const struct group *g, const struct k
 	return mine.parent[0] && strcmp(mine.parent, k->parent) == 0 && strcmp(mine.key, k->key) == 0;
 }
 
+/* Once. */
+static void not_stored(struct decode *d, const char *why)
+{
+	if (!d->told_not_stored)
+		log_msg(LOG_WARN, "--store-generated stores nothing: %s", why);
+	d->told_not_stored = true;
+}
+
 void store_heard(struct decode *d, struct group *g, const struct kv_block *k)
 {
 	size_t page = g->arrived, pages = kv_blocks_for(g->prompt);
@@ -162,6 +171,8 @@ void store_heard(struct decode *d, struct group *g, const struct kv_block *k)
 		if (g->traced)
 			memset(g->decoded, KV_BLOCK, g->prompt / KV_BLOCK + 1);
 	}
+	if (!page && !k->parent[0])
+		not_stored(d, "prompts come without their keys: give --kv to ds-prefill, too");
 	g->traced &= k->parent[0] && (!k->has_decoded || (k->decoded <= KV_BLOCK + 1));
 	if (!g->traced)
 		return;
@@ -169,6 +180,9 @@ void store_heard(struct decode *d, struct group *g, const struct kv_block *k)
 		g->decoded[page] = (uint8_t)k->decoded;
 	if (page + 1 == pages)
 		g->traced = agrees(d, g, k, page);
+	if (page + 1 == pages && !g->traced)
+		not_stored(d, "prompts come with other keys: --kv-block, --kv-dtype, --mtp, the model or the kernels of "
+			"ds-prefill are others");
 }
 
 /* ---- blocks with generated tokens ---- */

@@ -208,7 +208,7 @@ int kv_client_open(struct kv_client **out, const struct kv_client_options *o, st
 	if (!rc)
 		rc = make_bell(c, err);
 	if (!rc)
-		rc = store_open(&c->store, o->addr, &(struct store_options){ 0 }, err);
+		rc = store_open(&c->store, o->addr, &(struct store_options){ .password = o->password }, err);
 	if (rc)
 		err_prefix(err, "--kv");
 	if (!rc)

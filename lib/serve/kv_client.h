@@ -24,6 +24,7 @@ struct kv_ask; /* one prompt's */
 
 struct kv_client_options {
 	const char *addr;
+	const char *password;   /* file, or NULL */
 	int64_t timeout_ns;     /* of each call of the store */
 	size_t write_bytes;     /* most memory for blocks that wait to be written */
 	struct block_layout layout;

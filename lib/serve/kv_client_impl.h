@@ -59,6 +59,7 @@ struct kv_client {
 	int64_t due;               /* when the timer rings, 0: it does not */
 	struct kv_ask_list given_up; /* still at work */
 	struct { struct store_key key; int64_t at_ns; } known[KNOWN]; /* taken to be written, and when */
+	_Atomic int64_t dropped_ns; /* when the store did not take one: what was taken before may not be there */
 	unsigned char *bounce, *bounce2; /* the asker's, where items do not go to a page as they are */
 
 	pthread_mutex_t lock;

@@ -59,9 +59,22 @@ static void set_layout(const struct work *w, const struct kv_options *o, struct 
 	l->tokens = (uint64_t)o->block;
 }
 
+int kv_options_check(const struct kv_options *o, const struct opt_program *p, struct ds_err *err)
+{
+	static const char *const of_a_store[] = { "kv-block", "kv-dtype", "kv-timeout", "kv-model", "kv-password-file",
+		"no-generated", "store-generated" };
+
+	for (size_t i = 0; i < sizeof(of_a_store) / sizeof(*of_a_store) && !o->addr; i++)
+		if (opt_given(p, of_a_store[i]))
+			return err_set(err, DS_USAGE, "--%s says nothing without --kv ADDR", of_a_store[i]);
+	if (o->password && strncmp(o->addr, "redis", 5) != 0)
+		return err_set(err, DS_USAGE, "--kv-password-file says nothing without --kv redis://HOST:PORT");
+	return 0;
+}
+
 int kv_options_open(struct work *w, const struct kv_options *o, uint64_t kv_memory, struct ds_err *err)
 {
-	struct kv_client_options c = { .addr = o->addr, .timeout_ns = o->timeout_ns, .pool = w->pool,
+	struct kv_client_options c = { .addr = o->addr, .password = o->password, .timeout_ns = o->timeout_ns, .pool = w->pool,
 		.write_bytes = (size_t)kv_memory / 8 };
 	int rc = parse_form(o->form, &c.layout.form, err);
 

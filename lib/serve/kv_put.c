@@ -68,6 +68,8 @@ void kv_say(const struct kv_client *c, struct kv_block *k, size_t page, uint8_t 
 
 /* ---- what was taken ---- */
 
+#define KNOWN_NS ((int64_t)60000000000) /* a store may evict it, at any time */
+
 static size_t place_of(const struct store_key *key)
 {
 	return (key->b[0] | (size_t)key->b[1] << 8) % KNOWN;
@@ -76,7 +78,10 @@ static size_t place_of(const struct store_key *key)
 bool kv_known(const struct kv_client *c, const struct store_key *key, int64_t after)
 {
 	size_t i = place_of(key);
+	int64_t least = time_mono_ns() - KNOWN_NS;
 
+	after = after > least ? after : least;
+	after = after > c->dropped_ns ? after : c->dropped_ns;
 	return c->known[i].at_ns > after && store_key_equal(&c->known[i].key, key);
 }
 
@@ -252,6 +257,7 @@ static int put(struct kv_client *c, struct store_session *ss, const struct kv_wr
 	rc = store_put(ss, &p, &how, err);
 	if (rc && rc != DS_UNAVAILABLE && rc != DS_PROTO && time_mono_ns() < late) {
 		refused(c, err);
+		c->dropped_ns = time_mono_ns();
 		return 0;
 	}
 	if (rc)
@@ -301,6 +307,8 @@ static void write_some(struct kv_client *c, struct store_session *ss, struct kv_
 			if (rc)
 				kv_failed(c, &err);
 		}
+		if (!here[i] && (rc || !ss || lost(c)))
+			c->dropped_ns = time_mono_ns();
 		kv_write_free(w[i]);
 		count_out(c, outcome);
 	}

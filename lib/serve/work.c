@@ -78,7 +78,9 @@ int work_settle(struct work_options *o, struct stage_options *io, const struct o
 	const struct unit_name names[] = { { "--trace", &o->trace }, { "--dump-to", &o->dump_to },
 		{ "--loads-to", &o->unit.loads_to } };
 
-	return unit_options_settle(&o->unit, p, io, names, ARRAY_LEN(names), err);
+	int rc = kv_options_check(&o->kv, p, err);
+
+	return rc ? rc : unit_options_settle(&o->unit, p, io, names, ARRAY_LEN(names), err);
 }
 
 struct profiling { struct work *w; const struct profile_options *p; };

@@ -226,6 +226,14 @@ for n in range(12): print(json.dumps({"id": f"r{n}", "ids": [(7 * t + n) % 1000 
 	refused 64 'leave --kv out' ds-prefill -m "$DS_MODEL" --kv dir:store --kv-timeout 0 mix
 	refused 64 'no address of a store' ds-prefill -m "$DS_MODEL" --kv nowhere mix
 	refused 64 '--kv-block' ds-prefill -m "$DS_MODEL" --kv dir:store --kv-block 2048 mix
+	for o in '--kv-block 128' '--kv-dtype fp8' '--kv-timeout 1s' '--kv-password-file mix'; do
+		for program in ds-prefill ds-decode; do
+			# shellcheck disable=SC2086 # two words
+			refused 64 "${o% *} says nothing without --kv" "$program" -m "$DS_MODEL" $o mix
+		done
+	done
+	refused 64 '--kv-password-file says nothing without --kv redis' ds-prefill -m "$DS_MODEL" --kv dir:store --kv-password-file mix mix
+	refused 78 "cannot read the password file 'nosuch'" ds-decode -m "$DS_MODEL" --kv redis://localhost:1 --kv-password-file nosuch mix
 }
 
 @test "idle, with a store that is there and with one that is not: no CPU" {

@@ -107,6 +107,13 @@ stored() {
 	talks odd '--mtp --kv dir:other' '--kv dir:odd --store-generated' >/dev/null # other keys: with MTP, without
 	[ "$(stored odd | wc -l)" -eq 0 ]
 	same plain odd
+	"$PYTHON" "$TALK" begin 4 | "$PYTHON" "$DSF" requests >asks
+	limited ds-prefill -m "$DS_MODEL" asks | limited ds-decode -m "$DS_MODEL" --kv dir:none --store-generated 2>said >/dev/null
+	[ "$(cat said)" = "ds-decode: --store-generated stores nothing: prompts come without their keys: give --kv to ds-prefill, too" ]
+	limited ds-prefill -m "$DS_MODEL" --kv dir:other --kv-block 128 asks |
+		limited ds-decode -m "$DS_MODEL" --kv dir:none --store-generated 2>said >/dev/null
+	[ "$(wc -l <said)" -eq 1 ]
+	has 'prompts come with other keys' <said
 }
 
 @test "--store-generated in ds-decode alone: prompts computed there, answers found by the next turn" {

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/time.h"
+#include "serve/kv_client_impl.h"
 #include "serve/prompt.h"
 #include "store/store.h"
 
@@ -515,6 +516,43 @@ static void test_lost(void)
 	close_rig(&r);
 }
 
+/* The fault: what was taken, and lost with the store, was never offered again. */
+static void test_offered_again(void)
+{
+	struct store_key keys[COUNT / KV_BLOCK + 1], no = { { 0 } };
+	struct kv_seq s = { 0 };
+	struct kv_ask *a = NULL;
+	struct rig r;
+	size_t n;
+
+	open_rig(&r, 64, BLOCK_EXACT, 64 * BLOCK);
+	kv_seq_reserve(&s, r.pool, COUNT);
+	compute(&s, 5);
+	st.fails = true;
+	n = kv_keys(r.c, ids, COUNT, decoded, keys);
+	kv_put_prompt(r.c, NULL, &s, ids, decoded, keys, n);
+	for (int i = 0; i < 200 && !count_of(&st.has); i++)
+		usleep(10000);
+	pthread_mutex_lock(&st.lock);
+	st.fails = false;
+	pthread_mutex_unlock(&st.lock);
+	for (int i = 0; i < 500 && !a; i++) {
+		usleep(10000);
+		a = kv_ask_new(r.c, ids, COUNT, decoded, 0);
+	}
+	kv_ask_end(a, false);
+	for (size_t b = 0; b < n; b++) {
+		struct block_id id = kv_id(r.c, keys, ids, b, KV_BLOCK);
+
+		no = kv_put(r.c, &id, s.pages + b);
+	}
+	tap_ok(store_key_equal(&no, &keys[n - 1]), "the keys are the prompt's");
+	kv_client_flush(r.c, time_mono_ns() + (int64_t)10000000000);
+	tap_is_int((long long)st.n, 5, "blocks that were taken while the store was lost are offered again");
+	kv_seq_clear(&s, r.pool);
+	close_rig(&r);
+}
+
 static void test_ending(void)
 {
 	struct kv_seq s = { 0 };
@@ -594,6 +632,7 @@ int main(void)
 	test_forged(false);
 	test_lost();
 	test_ending();
+	test_offered_again();
 	test_writes();
 	forget_all();
 	return tap_done();
