@@ -290,6 +290,7 @@ void kv_client_state(struct kv_client *c, struct jw *out)
 	jw_put_uint(out, "found_blocks", c->n.found);
 	jw_put_uint(out, "fetched_blocks", c->n.fetched);
 	jw_put_uint(out, "wrong_blocks", c->n.wrong);
+	jw_put_uint(out, "missing_blocks", c->n.missing);
 	jw_put_uint(out, "late", c->n.late);
 	jw_put_uint(out, "written_blocks", c->n.written);
 	jw_put_uint(out, "already_blocks", c->n.already);

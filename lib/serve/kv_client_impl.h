@@ -35,6 +35,7 @@ struct kv_ask {
 	size_t first, arrived, placed; /* blocks: the first to be fetched, whole, begun */
 	/* of the fetch */
 	void **pages;              /* [(found - first) * pages of a block] NULL: there already */
+	bool short_of;             /* that block did not come, though the store said that it is there */
 	bool wrong;                /* the block behind the last that arrived is not what its key says */
 	struct kv_seq hold;        /* the stage's: what keeps the pages from others */
 };
@@ -44,6 +45,7 @@ struct kv_write {
 	STAILQ_ENTRY(kv_write) link;
 	struct store_key key;
 	struct block_id id;        /* its ids are ours */
+	bool again;                /* though the store says that it is there: it did not come */
 	unsigned char *memory;     /* [layers, tokens of the block, dim] */
 };
 STAILQ_HEAD(kv_write_list, kv_write);
@@ -60,6 +62,8 @@ struct kv_client {
 	struct kv_ask_list given_up; /* still at work */
 	struct { struct store_key key; int64_t at_ns; } known[KNOWN]; /* taken to be written, and when */
 	_Atomic int64_t dropped_ns; /* when the store did not take one: what was taken before may not be there */
+	int64_t odd_told_ns;       /* the asker's: when blocks that are not what their keys say were spoken of */
+	uint64_t odd;
 	unsigned char *bounce, *bounce2; /* the asker's, where items do not go to a page as they are */
 
 	pthread_mutex_t lock;
@@ -75,7 +79,7 @@ struct kv_client {
 	bool lost;                 /* it failed, and is tried again at retry_ns */
 	int64_t retry_ns, pause_ns;
 	struct {
-		uint64_t asks, found, fetched, wrong, late, written, already, dropped, losses;
+		uint64_t asks, found, fetched, wrong, missing, late, written, already, dropped, losses;
 	} n;                       /* blocks, but for asks, late and losses */
 };
 

@@ -162,15 +162,24 @@ static bool done(void *ctx, size_t i)
 	return go;
 }
 
+#define ODD_NS ((int64_t)60000000000) /* between lines about such blocks */
+
 /* What is not what its key says would be asked for again and again. */
 static void forget(struct kv_ask *a, struct store_session *ss)
 {
 	char hex[STORE_KEY_HEX];
+	struct kv_client *c = a->c;
+	int64_t now = time_mono_ns();
 	struct ds_err err;
 	bool was;
 
-	store_key_hex(&a->keys[a->arrived], hex);
-	log_msg(LOG_WARN, "--kv '%s': block %s is not what its key says; it is computed again", a->c->o.addr, hex);
+	c->odd++;
+	if (!c->odd_told_ns || now - c->odd_told_ns >= ODD_NS) {
+		store_key_hex(&a->keys[a->arrived], hex);
+		log_msg(LOG_WARN, "--kv '%s': block %s is not what its key says; it is computed again (%llu so far)",
+			c->o.addr, hex, (unsigned long long)c->odd);
+		c->odd_told_ns = now;
+	}
 	store_deadline(ss, time_mono_ns() + a->c->o.timeout_ns);
 	store_del(ss, &a->keys[a->arrived], &was, &err);
 }
@@ -186,6 +195,7 @@ static int fetch(struct kv_ask *a, struct store_session *ss, struct ds_err *err)
 	rc = store_get(ss, a->keys + a->first, a->found - a->first, &sink, &got, err);
 	if (a->wrong && !rc)
 		forget(a, ss);
+	a->short_of |= !rc && got < a->found - a->first;
 	return rc == DS_TEMP && a->arrived > a->first ? 0 : rc;
 }
 
@@ -230,6 +240,8 @@ static void over(struct kv_ask *a, enum kv_ask_state state, bool asked)
 	else
 		c->n.fetched += a->arrived - a->first;
 	c->n.wrong += a->wrong;
+	a->short_of &= !a->given_up;
+	c->n.missing += a->short_of && !a->wrong;
 	a->state = state;
 	a->asked |= asked;
 	a->running = false;

@@ -129,7 +129,8 @@ static void count_out(struct kv_client *c, uint64_t *outcome)
 	pthread_mutex_unlock(&c->lock);
 }
 
-static void take(struct kv_client *c, const struct store_key *key, const struct block_id *id, void *const *pages)
+static void take(struct kv_client *c, const struct store_key *key, const struct block_id *id, void *const *pages,
+	bool again)
 {
 	size_t n = (size_t)c->o.layout.tokens + (c->o.layout.mtp > 0), i = place_of(key);
 	struct kv_write *w;
@@ -140,6 +141,7 @@ static void take(struct kv_client *c, const struct store_key *key, const struct 
 	if (w) {
 		w->key = *key;
 		w->id = *id;
+		w->again = again;
 		w->id.ids = mem_copy(id->ids, n * sizeof(*id->ids));
 		w->memory = mem_array(c->block_bytes, 1);
 	}
@@ -163,26 +165,31 @@ struct store_key kv_put(struct kv_client *c, const struct block_id *id, void *co
 	struct store_key key = block_key(&c->o.layout, id);
 
 	if (!kv_known(c, &key, 0))
-		take(c, &key, id, pages);
+		take(c, &key, id, pages, false);
 	return key;
 }
 
 void kv_put_prompt(struct kv_client *c, const struct kv_ask *a, const struct kv_seq *s, const uint32_t *ids,
 	const uint8_t *decoded, const struct store_key *keys, size_t n)
 {
+	size_t doubted = SIZE_MAX; /* from there on what the store says is not believed */
 	bool asked;
 
 	pthread_mutex_lock(&c->lock);
 	asked = a && a->asked;
+	if (a && a->short_of)
+		doubted = a->arrived;
 	pthread_mutex_unlock(&c->lock);
 	for (size_t b = 0; b < n; b++) {
 		struct block_id id = kv_id(c, keys, ids, b, 0);
 
-		if (asked && b < a->blocks && a->here[b] && store_key_equal(&a->keys[b], &keys[b]))
+		bool again = b >= doubted && b < a->found;
+
+		if (asked && !again && b < a->blocks && a->here[b] && store_key_equal(&a->keys[b], &keys[b]))
 			continue;
 		if (kv_known(c, &keys[b], a ? a->began_ns : 0) || !kv_decoded(c, decoded + b * c->pages, &id.decoded))
 			continue;
-		take(c, &keys[b], &id, s->pages + b * c->pages);
+		take(c, &keys[b], &id, s->pages + b * c->pages, again);
 	}
 }
 
@@ -237,7 +244,7 @@ static int put(struct kv_client *c, struct store_session *ss, const struct kv_wr
 {
 	const struct block_layout *l = &c->o.layout;
 	struct iovec iov = { w->memory, c->block_bytes };
-	struct store_put p = { .key = w->key, .meta = b, .iov = &iov, .iovs = 1,
+	struct store_put p = { .key = w->key, .meta = b, .iov = &iov, .iovs = 1, .replace = w->again,
 		.element = l->form == BLOCK_FP8 ? 1 : (unsigned)dtype_size(l->type) };
 	enum store_put_result how;
 	int64_t late;
@@ -283,11 +290,15 @@ static int look(struct kv_client *c, struct store_session *ss, struct kv_write *
 {
 	struct store_key keys[PUT_KEYS];
 	size_t prefix;
+	int rc;
 
 	for (size_t i = 0; i < n; i++)
 		keys[i] = w[i]->key;
 	set_deadline(c, ss);
-	return store_has(ss, keys, n, here, &prefix, err);
+	rc = store_has(ss, keys, n, here, &prefix, err);
+	for (size_t i = 0; i < n; i++)
+		here[i] &= !w[i]->again;
+	return rc;
 }
 
 static void write_some(struct kv_client *c, struct store_session *ss, struct kv_write **w, size_t n,
