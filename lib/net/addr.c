@@ -20,6 +20,7 @@
 
 #include "base/opt.h"
 #include "base/time.h"
+#include "net/resolve.h"
 
 enum { BACKLOG = 1024, FIRST_INHERITED = 3, PIPE_BYTES = 1 << 20 };
 #define TELL_NS ((int64_t)1000000000) /* of waiting, before it is said */
@@ -127,10 +128,9 @@ static struct sockaddr_un unix_name(const struct addr *a)
 	return u;
 }
 
-static int resolve(const struct addr *a, bool passive, struct addrinfo **list, struct ds_err *err)
+static int resolve(const struct addr *a, bool passive, int64_t until, struct addrinfo **list, struct ds_err *err)
 {
-	struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0) };
-	int rc = getaddrinfo(a->host, a->port, &hints, list);
+	int rc = resolve_until(a->host, a->port, passive, until, list);
 
 	if (rc == 0)
 		return 0;
@@ -259,7 +259,7 @@ out:
 static int listen_tcp(const struct addr *a, bool anywhere, int *out, struct ds_err *err)
 {
 	struct addrinfo *list, *ai;
-	int fd = -1, on = 1, rc = resolve(a, true, &list, err), why;
+	int fd = -1, on = 1, rc = resolve(a, true, 0, &list, err), why;
 
 	if (rc)
 		return rc;
@@ -388,9 +388,14 @@ static int try_all(const struct addr *a, const struct addrinfo *list, int64_t un
 
 int addr_start(const struct addr *a, int *fd, struct ds_err *err)
 {
+	return addr_start_until(a, 0, fd, err);
+}
+
+int addr_start_until(const struct addr *a, int64_t until, int *fd, struct ds_err *err)
+{
 	struct sockaddr_un u = unix_name(a);
 	struct addrinfo *list = NULL;
-	int rc = a->kind == ADDR_TCP ? resolve(a, false, &list, err) : 0, on = 1, why;
+	int rc = a->kind == ADDR_TCP ? resolve(a, false, until, &list, err) : 0, on = 1, why;
 
 	*fd = -1;
 	if (rc)
@@ -451,7 +456,7 @@ int addr_connect_told(const struct addr *a, int64_t timeout_ns, void (*tell)(con
 		return 0;
 	}
 	if (a->kind == ADDR_TCP)
-		rc = resolve(a, false, &list, err);
+		rc = resolve(a, false, time_mono_ns() + timeout_ns, &list, err);
 	if (!rc)
 		*fd = keep_trying(a, list, timeout_ns, tell);
 	if (!rc && *fd < 0)

@@ -31,6 +31,8 @@ int addr_bind(const struct addr *a, bool anywhere, bool over, int *fd, struct ds
 /* Begins to connect a non-blocking socket, once, and does not wait: it is writable when that has ended, SO_ERROR says
  * how.  errno says why it failed. */
 int addr_start(const struct addr *a, int *fd, struct ds_err *err);
+/* The same, but a name that is not resolved by then (CLOCK_MONOTONIC, 0: however long it takes) is unavailable. */
+int addr_start_until(const struct addr *a, int64_t until, int *fd, struct ds_err *err);
 /* A connected non-blocking socket; retries refused or absent addresses until timeout_ns (services start in any
  * order). */
 int addr_connect(const struct addr *a, int64_t timeout_ns, int *fd, struct ds_err *err);

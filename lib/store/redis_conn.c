@@ -73,7 +73,7 @@ static int connect_once(struct redis_node *node, int64_t deadline, struct ds_err
 	int why = 0, rc;
 	socklen_t n = sizeof why;
 
-	rc = addr_start(&node->addr, &p.fd, err);
+	rc = addr_start_until(&node->addr, until, &p.fd, err);
 	why = errno;
 	if (!rc) {
 		int got = poll(&p, 1, until > now ? (int)((until - now) / 1000000) + 1 : 0);

@@ -128,11 +128,14 @@ static int say_hello(struct remote_session *ss, struct ds_err *err);
 
 static int wire_open(struct remote_session *ss, struct ds_err *err)
 {
+	int64_t until = time_mono_ns() + CONNECT_NS;
 	int rc = still_absent(ss->r, err);
 
 	if (rc)
 		return rc;
-	rc = addr_start(&ss->r->addr, &ss->fd, err);
+	if (ss->base.deadline && ss->base.deadline < until)
+		until = ss->base.deadline;
+	rc = addr_start_until(&ss->r->addr, until, &ss->fd, err);
 	if (!rc)
 		rc = connected(ss, ss->fd, err);
 	if (rc) {
