@@ -101,7 +101,20 @@ static bool has_fellows(const struct dir *d, const struct segment *seg, const st
 	return is_small(d, seg) && n > 1;
 }
 
-static int gc_segment(struct dir *d, struct segment *seg, bool merge, struct dir_report *r, struct ds_err *err)
+static bool any_alive(struct dir *d, struct segment *seg, const struct idx *x)
+{
+	size_t i = 0;
+
+	while (i < x->n && !alive(d, seg, &x->rec[i]))
+		i++;
+	return i < x->n;
+}
+
+/* First those with nothing that is alive, which make room for what the others' items are moved to. */
+enum gc_pass { GC_EMPTY, GC_MOVE };
+
+static int gc_segment(struct dir *d, struct segment *seg, enum gc_pass pass, bool merge, struct dir_report *r,
+	struct ds_err *err)
 {
 	struct idx x = { 0 };
 	uint64_t dead;
@@ -116,7 +129,7 @@ static int gc_segment(struct dir *d, struct segment *seg, bool merge, struct dir
 	if (segment_records(d, seg, &x, err))
 		goto out;
 	dead = dead_bytes(d, seg, &x);
-	if (!dead && !merge)
+	if ((!dead && !merge) || (pass == GC_EMPTY && any_alive(d, seg, &x)))
 		goto out;
 	for (size_t i = 0; !rc && i < x.n; i++)
 		if (alive(d, seg, &x.rec[i]))
@@ -134,7 +147,8 @@ out:
 }
 
 /* One segment at a time: others are not to wait long for the directory. */
-static int gc_next(struct dir *d, struct held *h, size_t i, struct dir_report *r, struct ds_err *err)
+static int gc_next(struct dir *d, struct held *h, size_t i, enum gc_pass pass, size_t *full,
+	struct dir_report *r, struct ds_err *err)
 {
 	int rc = dir_write_lock(d, time_mono_ns() + DIR_OPEN_WAIT_S * (int64_t)1000000000, err);
 
@@ -144,11 +158,31 @@ static int gc_next(struct dir *d, struct held *h, size_t i, struct dir_report *r
 	if (!rc) {
 		rc = dir_look(d, true, err);
 		if (!rc)
-			rc = gc_segment(d, h->seg[i], has_fellows(d, h->seg[i], h), r, err);
+			rc = gc_segment(d, h->seg[i], pass, has_fellows(d, h->seg[i], h), r, err);
+		if (rc == DS_TEMP) { /* others may go */
+			++*full;
+			rc = 0;
+		}
 		dir_unlock(d);
 	}
 	dir_write_unlock(d);
 	return rc;
+}
+
+/* Segments that cannot go for lack of room stay; DS_TEMP if that is so of all. */
+static int gc_all(struct dir *d, struct held *h, struct dir_report *r, struct ds_err *err)
+{
+	size_t full = 0, went = 0;
+	int rc = 0;
+
+	for (int pass = GC_EMPTY; !rc && pass <= GC_MOVE; pass++)
+		for (size_t i = 0; !rc && i < h->n; i++)
+			rc = gc_next(d, h, i, (enum gc_pass)pass, &full, r, err);
+	pthread_rwlock_rdlock(&d->lock);
+	for (size_t i = 0; i < h->n; i++)
+		went += h->seg[i]->gone;
+	pthread_rwlock_unlock(&d->lock);
+	return !rc && full && !went ? err_set(err, DS_TEMP, "'%s': no room to write anew what is alive", d->path) : rc;
 }
 
 int dir_gc(const char *path, const struct store_options *o, struct dir_report *r, struct ds_err *err)
@@ -167,8 +201,8 @@ int dir_gc(const char *path, const struct store_options *o, struct dir_report *r
 		goto out;
 	d = ss->d;
 	rc = hold_all(d, true, &h, err);
-	for (size_t i = 0; !rc && i < h.n; i++)
-		rc = gc_next(d, &h, i, r, err);
+	if (!rc)
+		rc = gc_all(d, &h, r, err);
 	release_all(d, &h);
 	if (!dir_stat_now(d, &st)) {
 		r->segments = st.segments;

@@ -1,6 +1,6 @@
 /*
- * Pins: items that are not evicted.  Their segments are held, and locked (pin_lock) against other processes that make room; where
- * this one makes room, it moves them on.
+ * Pins: items that are not evicted.  Their segments are held, and locked (pin_lock) against other processes that make
+ * room; where this one makes room, it moves them on.
  */
 #include <stdlib.h>
 

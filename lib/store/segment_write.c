@@ -222,7 +222,13 @@ int segment_for(struct dir *d, bool main, uint64_t n, bool moving, struct segmen
 	if (reserve < d->segment_bytes)
 		reserve = d->segment_bytes;
 	if (moving) { /* while room is made */
-		if (capacity && dir_bytes(d) + reserve > capacity)
+		uint64_t used = capacity ? dir_bytes(d) : 0, least = reserve;
+
+		if (reserve == d->segment_bytes && n < reserve / 4)
+			least = reserve / 4; /* rather a small one than none */
+		if (capacity && used + reserve > capacity)
+			reserve = used < capacity ? capacity - used : 0;
+		if (reserve < least)
 			return err_set(err, DS_TEMP, "no room to move an item to");
 		rc = create(d, main, reserve, out, err);
 		d->active[main] = rc ? NULL : *out;

@@ -338,8 +338,42 @@ static void descriptors(void)
 	store_rm(path);
 }
 
+/* A full store: what has nothing alive goes first, though it is the youngest, then there is room for the others. */
+static void gc_full(void)
+{
+	struct store_options o = { .segment = 64 << 10 };
+	const char *path = store_path("gc_full");
+	struct store *s = store_at(path, &o);
+	struct store_session *ss = session_of(s);
+	struct dir_report r;
+	enum store_put_result how;
+	struct ds_err err = { 0 };
+	int dead = 0, there = 0;
+
+	for (uint64_t n = 0; n < 30; n++) /* six in a segment */
+		put_n(ss, n, 10000, NULL, &how, &err);
+	for (uint64_t n = 0; n < 30; n++)
+		dead += (n >= 24 || n % 6 == 0) && del_n(ss, n);
+	o.capacity = stat_of(ss).bytes + 1000;
+	store_end(ss);
+	store_close(s);
+	tap_ok(dead == 10 && !dir_gc(path, &o, &r, &err) && r.items == 20 && r.dead_bytes > 80000,
+		"gc of a store that is full");
+	s = store_at(path, &o);
+	ss = session_of(s);
+	for (uint64_t n = 0; n < 24; n++)
+		there += get_n(ss, n, 10000, 0) == GET_RIGHT;
+	tap_is_int(there, 20, "loses nothing");
+	store_end(ss);
+	store_close(s);
+	o.capacity = 1 << 20;
+	tap_ok(!dir_gc(path, &o, &r, &err) && r.items == 20, "and what is left has room elsewhere");
+	store_rm(path);
+}
+
 int main(void)
 {
+	gc_full();
 	coherent();
 	blind();
 	pins();
