@@ -52,20 +52,23 @@ static void trim(struct kv_ask *a)
 void kv_ask_end(struct kv_ask *a, bool late)
 {
 	struct kv_client *c;
-	bool running;
+	bool running, fetching;
 
 	if (!a)
 		return;
 	c = a->c;
 	pthread_mutex_lock(&c->lock);
+	late |= a->late;
 	c->n.late += late;
 	a->given_up = true;
 	running = a->running;
+	fetching = a->late || (late && running && a->pages); /* not who only stood behind such a one */
 	if (!running && (a->state == KV_ASK_LOOKS || a->state == KV_ASK_FETCHES))
 		TAILQ_REMOVE(&c->asks, a, link);
 	if (running && a->hold.count)
 		trim(a);
 	pthread_mutex_unlock(&c->lock);
+	kv_timed(c, a, fetching);
 	if (running)
 		TAILQ_INSERT_TAIL(&c->given_up, a, link);
 	else
@@ -118,12 +121,14 @@ static void queue(struct kv_ask *a, enum kv_ask_state state)
 	pthread_mutex_unlock(&c->lock);
 }
 
-static bool may_ask(struct kv_client *c)
+/* *trial: to see whether it still is slow. */
+static bool may_ask(struct kv_client *c, bool *trial)
 {
 	bool yes;
 
 	pthread_mutex_lock(&c->lock);
-	yes = !c->lost && !c->flushing;
+	yes = !c->lost && !c->flushing && (!c->slow || (!c->trying && time_mono_ns() >= c->slow_until_ns));
+	*trial = yes && c->slow;
 	pthread_mutex_unlock(&c->lock);
 	return yes;
 }
@@ -132,14 +137,19 @@ struct kv_ask *kv_ask_new(struct kv_client *c, const uint32_t *ids, size_t count
 {
 	size_t blocks = (count - 1) / (size_t)c->o.layout.tokens;
 	struct kv_ask *a;
+	bool trial;
 
 	blocks = blocks < STORE_KEYS_MAX ? blocks : STORE_KEYS_MAX;
-	if (!blocks || !may_ask(c))
+	if (!blocks || !may_ask(c, &trial))
 		return NULL;
 	a = make(c, ids, count, blocks);
 	if (!a)
 		return NULL;
 	a->have = blocks_in_memory(c, decoded, have, a->decoded, blocks);
+	a->trial = trial;
+	pthread_mutex_lock(&c->lock);
+	c->trying |= trial;
+	pthread_mutex_unlock(&c->lock);
 	queue(a, KV_ASK_LOOKS);
 	return a;
 }

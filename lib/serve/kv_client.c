@@ -15,6 +15,8 @@
 #define PAUSE_LEAST_NS ((int64_t)500000000) /* until a store that failed is tried again, */
 #define PAUSE_MOST_NS ((int64_t)30000000000) /* and again, twice as long each time */
 
+enum { LATE_MOST = 3 };
+
 /* ---- whether the store is well ---- */
 
 void kv_failed(struct kv_client *c, const struct ds_err *why)
@@ -45,6 +47,33 @@ void kv_well(struct kv_client *c)
 	pthread_mutex_unlock(&c->lock);
 	if (news)
 		log_msg(LOG_WARN, "--kv '%s' is back", c->o.addr);
+}
+
+void kv_timed(struct kv_client *c, const struct kv_ask *a, bool late)
+{
+	bool was, is;
+
+	pthread_mutex_lock(&c->lock);
+	was = c->slow;
+	if (a->trial)
+		c->trying = false;
+	if (late && (a->trial || (!c->slow && ++c->late_row >= LATE_MOST))) {
+		c->slow_pause_ns = !c->slow ? PAUSE_LEAST_NS : 2 * c->slow_pause_ns < PAUSE_MOST_NS
+			? 2 * c->slow_pause_ns : PAUSE_MOST_NS;
+		c->slow_until_ns = time_mono_ns() + c->slow_pause_ns;
+		c->slow = true;
+	} else if (!late && a->state == KV_ASK_OVER && a->arrived > a->first && a->arrived == a->found) {
+		c->late_row = 0;
+		c->slow &= !a->trial;
+	}
+	is = c->slow;
+	pthread_mutex_unlock(&c->lock);
+	if (is && !was)
+		log_msg(LOG_WARN, "--kv '%s' is slow: %d prompts in a row waited for --kv-timeout; it is left "
+			"alone for a while",
+			c->o.addr, LATE_MOST);
+	else if (was && !is)
+		log_msg(LOG_WARN, "--kv '%s' is no longer slow", c->o.addr);
 }
 
 /* ---- the threads' sessions ---- */
@@ -286,6 +315,8 @@ void kv_client_state(struct kv_client *c, struct jw *out)
 	jw_obj(out);
 	jw_key(out, "lost");
 	jw_bool(out, c->lost);
+	jw_key(out, "slow");
+	jw_bool(out, c->slow);
 	jw_put_uint(out, "asks", c->n.asks);
 	jw_put_uint(out, "found_blocks", c->n.found);
 	jw_put_uint(out, "fetched_blocks", c->n.fetched);

@@ -36,6 +36,8 @@ struct kv_ask {
 	/* of the fetch */
 	void **pages;              /* [(found - first) * pages of a block] NULL: there already */
 	bool short_of;             /* that block did not come, though the store said that it is there */
+	bool late;                 /* its fetch was cut short by the deadline */
+	bool trial;                /* of a store that is slow: whether it still is */
 	bool wrong;                /* the block behind the last that arrived is not what its key says */
 	struct kv_seq hold;        /* the stage's: what keeps the pages from others */
 };
@@ -78,6 +80,9 @@ struct kv_client {
 	bool refuses;              /* the last block that was put: full, or it cannot write */
 	bool lost;                 /* it failed, and is tried again at retry_ns */
 	int64_t retry_ns, pause_ns;
+	bool slow, trying;         /* prompts are not asked for, but for one at a time from slow_until_ns on */
+	unsigned late_row;         /* asks in a row that were late */
+	int64_t slow_until_ns, slow_pause_ns;
 	struct {
 		uint64_t asks, found, fetched, wrong, missing, late, written, already, dropped, losses;
 	} n;                       /* blocks, but for asks, late and losses */
@@ -89,6 +94,8 @@ void kv_write_free(struct kv_write *w);
 /* Fails or not: said once on stderr. */
 void kv_failed(struct kv_client *c, const struct ds_err *why);
 void kv_well(struct kv_client *c);
+/* An ask has ended.  Where several in a row were late the store is left alone for a while, then tried by one. */
+void kv_timed(struct kv_client *c, const struct kv_ask *a, bool late);
 void kv_ring(struct kv_client *c);
 /* The session of a thread, *ss, which ends as soon as the client does; NULL: an error, which was said. */
 struct store_session *kv_session(struct kv_client *c, struct store_session **ss);

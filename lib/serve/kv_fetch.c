@@ -196,7 +196,12 @@ static int fetch(struct kv_ask *a, struct store_session *ss, struct ds_err *err)
 	if (a->wrong && !rc)
 		forget(a, ss);
 	a->short_of |= !rc && got < a->found - a->first;
-	return rc == DS_TEMP && a->arrived > a->first ? 0 : rc;
+	if (rc != DS_TEMP || a->arrived == a->first)
+		return rc;
+	pthread_mutex_lock(&a->c->lock);
+	a->late = true;
+	pthread_mutex_unlock(&a->c->lock);
+	return 0;
 }
 
 /* ---- the thread ---- */

@@ -585,6 +585,57 @@ static void test_short(void)
 	close_rig(&r);
 }
 
+/* A fetch that is late, as its prompt sees it; false: the store was not asked. */
+static bool late_one(struct rig *r, bool late)
+{
+	struct kv_seq s = { 0 };
+	struct kv_ask *a = ask(r);
+
+	if (!a)
+		return false;
+	kv_seq_reserve(&s, r->pool, COUNT);
+	gate(late);
+	if (!kv_ask_fetch(a, &s, 0, decoded))
+		tap_bail("nothing is fetched");
+	if (late)
+		until_waiting();
+	else
+		until(r, a, KV_ASK_FETCHES);
+	kv_ask_end(a, late);
+	gate(false);
+	kv_seq_clear(&s, r->pool);
+	return true;
+}
+
+/* The fault: each prompt waited for a slow store, for ever. */
+static void test_slow(void)
+{
+	struct kv_ask *a;
+	struct rig r;
+	int n = 0;
+
+	open_rig(&r, 64, BLOCK_EXACT, 64 * BLOCK);
+	put_all(&r, 5);
+	reopen(&r, 64);
+	while (n < 10 && late_one(&r, true))
+		n++;
+	tap_is_int(n, 3, "a store that was late three times in a row is left alone");
+	usleep(600000);
+	a = ask(&r);
+	tap_ok(a && !ask(&r), "after a while one prompt asks it");
+	kv_ask_end(a, false);
+	tap_ok(late_one(&r, true) && !ask(&r), "which is late, too: so it is left alone again,");
+	usleep(700000);
+	tap_ok(!ask(&r), "for longer");
+	usleep(500000);
+	tap_ok(late_one(&r, false), "the next one has its blocks in time");
+	n = 0;
+	while (n < 10 && late_one(&r, false))
+		n++;
+	tap_is_int(n, 10, "then all ask it");
+	close_rig(&r);
+}
+
 static void test_ending(void)
 {
 	struct kv_seq s = { 0 };
@@ -664,6 +715,7 @@ int main(void)
 	test_forged(false);
 	test_lost();
 	test_ending();
+	test_slow();
 	test_short();
 	test_offered_again();
 	test_writes();
