@@ -181,8 +181,8 @@ void store_heard(struct decode *d, struct group *g, const struct kv_block *k)
 	if (page + 1 == pages)
 		g->traced = agrees(d, g, k, page);
 	if (page + 1 == pages && !g->traced)
-		not_stored(d, "prompts come with other keys: --kv-block, --kv-dtype, --mtp, the model or the kernels of "
-			"ds-prefill are others");
+		not_stored(d, "prompts come with other keys: --kv-block, --kv-dtype, --mtp, the model or the kernels "
+			"of ds-prefill are others");
 }
 
 /* ---- blocks with generated tokens ---- */

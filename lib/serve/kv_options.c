@@ -74,7 +74,8 @@ int kv_options_check(const struct kv_options *o, const struct opt_program *p, st
 
 int kv_options_open(struct work *w, const struct kv_options *o, uint64_t kv_memory, struct ds_err *err)
 {
-	struct kv_client_options c = { .addr = o->addr, .password = o->password, .timeout_ns = o->timeout_ns, .pool = w->pool,
+	struct kv_client_options c = { .addr = o->addr, .password = o->password,
+		.timeout_ns = o->timeout_ns, .pool = w->pool,
 		.write_bytes = (size_t)kv_memory / 8 };
 	int rc = parse_form(o->form, &c.layout.form, err);
 

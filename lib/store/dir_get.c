@@ -112,7 +112,8 @@ static enum state read_payload(struct tools *t, int fd, const struct found *f, c
 	return read_from(t, fd, ((uint64_t)f->e.offset + f->e.front) * INDEX_UNIT, item, dst, err);
 }
 
-/* What is wrong or over is no longer there; nor in the file, unless that is wrong and another process still writes it. */
+/* What is wrong or over is no longer there; nor in the file, unless that is wrong and another process still writes
+ * it. */
 static void give_up(struct dir *d, const struct found *f, enum state state)
 {
 	struct ds_err err;

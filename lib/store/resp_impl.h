@@ -149,6 +149,7 @@ int resp_do_del(struct resp_conn *c, struct ds_err *err);
 /* What a name has in the store (resp_value.c). */
 struct resp_seek {
 	bool found, read, busy;  /* busy: no memory for it now */
+	bool other;              /* what has the key has another name */
 	uint64_t size, expires_ns;
 	const uint8_t *data;     /* [size], if read */
 	struct store_buffer b;

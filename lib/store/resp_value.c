@@ -51,6 +51,7 @@ static void *place(void *ctx, size_t i, const struct store_item *item)
 	(void)i;
 	if (meta_bin(item->meta, "name", &p, &n) != META_OK || n != s->name.n || (n && memcmp(p, s->name.p, n) != 0)) {
 		s->c->front->collisions++;
+		s->other = true;
 		return NULL;
 	}
 	s->found = true;
@@ -222,7 +223,8 @@ int resp_do_del(struct resp_conn *c, struct ds_err *err)
 
 		if (!look(c, i, &s, err))
 			return 0;
-		if (s.found && store_del(c->ss, &key, &was, err)) {
+		/* Even one that is not seen: another process may have put it just now. */
+		if (!s.other && store_del(c->ss, &key, &was, err)) {
 			resp_store_error(c, err);
 			return 0;
 		}

@@ -141,7 +141,8 @@ static int create(struct dir *d, bool main, uint64_t reserve, struct segment **o
 		return err->code;
 	seg->fd = dir_open_file(d, seg->name, O_RDWR | O_CREAT | O_EXCL);
 	if (seg->fd < 0) {
-		rc = err_errno(err, errno == ENOSPC || errno == EDQUOT || dir_lacks() ? DS_TEMP : DS_IO, "cannot make '%s/%s'",
+		rc = err_errno(err, errno == ENOSPC || errno == EDQUOT || dir_lacks() ? DS_TEMP : DS_IO,
+			"cannot make '%s/%s'",
 			d->path, seg->name);
 	} else {
 		rc = file_lock_until(seg->fd, LOCK_ALONE, d->until, seg->name, err);

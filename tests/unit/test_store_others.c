@@ -176,7 +176,8 @@ static void rights(void)
 	put_n(ss, 1, 1000, NULL, &r, &err);
 	store_end(ss);
 	store_close(s);
-	snprintf(cmd, sizeof cmd, "chmod 777 '%s' && cd '%s' && chmod 666 lock && chmod 644 format && chmod 444 *.seg *.idx",
+	snprintf(cmd, sizeof cmd,
+		"chmod 777 '%s' && cd '%s' && chmod 666 lock && chmod 644 format && chmod 444 *.seg *.idx",
 		path, path);
 	if (system(cmd))
 		tap_bail("chmod");
@@ -229,7 +230,7 @@ static void over(void)
 		put_n(t.sa, n, 2000, &soon, &r, &err);
 	tap_is_int(alive(t.path), 4, "four that are soon over");
 	usleep(400000);
-	tap_ok(get_n(t.sa, 0, 2000, 0) == GET_MISS && alive(t.path) == 3, "one is over within its second: gone on disk");
+	tap_ok(get_n(t.sa, 0, 2000, 0) == GET_MISS && alive(t.path) == 3, "over within its second: gone on disk");
 	usleep(1000000);
 	tap_ok(get_n(t.sa, 1, 2000, 0) == GET_MISS && alive(t.path) == 2, "one later");
 	tap_ok(!del_n(t.sa, 2) && alive(t.path) == 1, "one that was to be deleted");

@@ -49,7 +49,7 @@ static void held(struct store *s, struct store_session *ss, const char *path)
 	store_deadline(ss, 0);
 	tap_ok(has_n(ss, 1) && get_n(ss, 1, 1000, 0) == GET_RIGHT, "what only reads is not held up");
 	t = time_mono_ns();
-	tap_ok(store_del(ss, &k, &was, &err) == DS_TEMP && about(t, 4, 8), "without a deadline some seconds are waited");
+	tap_ok(store_del(ss, &k, &was, &err) == DS_TEMP && about(t, 4, 8), "without a deadline: some seconds");
 	t = time_mono_ns();
 	tap_ok(dir_gc(path, &s->o, &(struct dir_report){ 0 }, &err) == DS_TEMP && about(t, 8, 14),
 		"opening gives up, too");
