@@ -105,7 +105,7 @@ quiet() {
 	check refused unix:kv.sock 78 WRONGPASS
 	stop
 	refused 78 "cannot read the password file 'none'" ds-kvstore -l unix:kv2.sock --store redis://unix:r.sock --password-file none
-	refused 78 'cannot promise' ds-kvstore -l unix:kv2.sock --store redis://unix:r.sock --sync
+	refused 64 'is of a store that is a directory' ds-kvstore -l unix:kv2.sock --store redis://unix:r.sock --sync
 	refused 64 "bad address" ds-kvstore -l unix:kv2.sock --store redis://localhost:99999
 }
 
