@@ -4,7 +4,7 @@ load helper
 DSF=$DS_ROOT/tests/bats/dsf.py
 ANSWERS=$DS_ROOT/tests/bats/answers.py
 TALK=$DS_ROOT/tests/bats/kv_talk.py
-if [ -n "$DS_SANITIZE" ]; then MANY=3 TURNS=3; else MANY=6 TURNS=8; fi
+if [ -n "$DS_SANITIZE" ]; then MANY=6 TURNS=3; else MANY=6 TURNS=8; fi
 
 setup() {
 	cd "$BATS_TEST_TMPDIR" || return 1
