@@ -179,7 +179,7 @@ void mesh_put(struct mesh *m, size_t peer, const struct mesh_put *h, const void 
 	if (p)
 		p->due_ns = due_ns;
 	mesh_lock(m);
-	c = m->peers[peer];
+	c = m->peers[peer] && m->peers[peer]->known ? m->peers[peer] : NULL;
 	if (c) {
 		if (p)
 			parcels_add(&c->puts, p);
@@ -229,6 +229,7 @@ static void mesh_forget_here(void *arg)
 		if (c) {
 			puts = c->puts;
 			c->puts = (struct parcels){ 0 };
+			c->known = true;
 		}
 		mesh_unlock(m);
 		parcels_free(&puts);

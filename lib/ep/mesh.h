@@ -68,10 +68,13 @@ int mesh_send(struct mesh *m, size_t peer, unsigned type, const void *data, size
 	struct ds_err *err);
 /* Queues a put that is not sent before the clock is at due_ns (time_mono_ns; the imitation of a slow link).  data stays
  * where it is until mesh_free or mesh_forget; it may be written over once the peer must have had it.  A put held back
- * keeps back those behind it to the same peer, not control messages. */
+ * keeps back those behind it to the same peer, not control messages.
+ * Over a connection that was added since the last mesh_forget nothing is sent: a caller that does not know of it yet
+ * means the one before, where another process may have been. */
 void mesh_put(struct mesh *m, size_t peer, const struct mesh_put *h, const void *data, int64_t due_ns);
 /* Drops the puts that have not begun to leave; those half sent go on from a copy.  When it returns what their data was
- * may be written over.  Not from the mesh's thread, and not with a lock held that a callback takes. */
+ * may be written over, and every connection that there is takes puts.  Not from the mesh's thread, and not with a lock
+ * held that a callback takes. */
 void mesh_forget(struct mesh *m);
 /* These are waited for by this asker: who stays silent is asked for a sign of life, from a quarter of the timeout on.
  * An empty set: nobody is. */

@@ -45,6 +45,7 @@ struct conn {
 	struct conn *next_gone, *next_dirty;
 	/* under the mesh's lock */
 	struct parcels control, puts;
+	bool known;              /* puts may go here: they are not meant for an earlier connection */
 	bool dirty;              /* on the list of those with something new to send */
 	/* the mesh's thread alone */
 	struct parcel *out;      /* being sent */

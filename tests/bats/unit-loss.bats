@@ -44,7 +44,7 @@ unit() {
 	unit stops all want "$((ROUNDS / 4))" --over tcp --world 3 -- --peer-timeout 500ms
 }
 
-# A slow link makes the run long enough for the rank to find the others still there.
+# A slow link makes the run long enough for the rank to find the others at work.
 @test "a rank that was killed and started again joins: every rank answers all, the same" {
 	unit restarts all want "$((ROUNDS / 4))" -- --redundant 8 --link-delay 2ms
 	unit restarts all want "$((ROUNDS / 4))" --over tcp --world 3 -- --link-delay 2ms

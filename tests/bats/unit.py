@@ -34,6 +34,7 @@ of one process.
         -- ...          further options of the program
 """
 import collections
+import contextlib
 import json
 import os
 import random
@@ -44,6 +45,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import dsf
@@ -57,13 +59,14 @@ def requests_of(path):
     return [f for f in dsf.read_frames(path) if f[0] == 2]
 
 
-def write_stream(path, frames):
-    with open(path, "wb") as f:
-        w = dsf.Writer(f)
-        w.hello()
-        for kind, flags, stream, _, meta, payload in frames:
-            w.write(kind, stream, meta, payload, flags)
-        w.end()
+def write_stream(f, frames, before_end=lambda: None):
+    w = dsf.Writer(f)
+    w.hello()
+    for kind, flags, stream, _, meta, payload in frames:
+        w.write(kind, stream, meta, payload, flags)
+    f.flush()
+    before_end()
+    w.end()
 
 
 def lines_of(path, program):
@@ -137,9 +140,9 @@ class Options:
 
 
 class Unit:
-    """Ranks as child processes in a directory of their own: in.R, out.R, err.R."""
+    """Ranks as child processes in a directory of their own: in.R, out.R, err.R.  stay: ranks whose input ends when `end` is set."""
 
-    def __init__(self, o, frames, more=()):
+    def __init__(self, o, frames, more=(), stay=()):
         self.o, self.dir, self.child, self.began = o, tempfile.mkdtemp(prefix="unit."), {}, time.monotonic()
         self.more = [*o.more, *more]
         self.addr = f"unix:{self.dir}/unit" if o.over == "unix" else f"tcp:127.0.0.1:{free_port()}"
@@ -151,8 +154,18 @@ class Unit:
         for n in range(o.plans):
             to = streams[rng.choice(list(streams))]
             to.insert(rng.randint(0, len(to)), plan(rng, n + 1, o.model, o.world))
+        self.end = threading.Event()
         for r, frames_of in streams.items():
-            write_stream(self.path("in", r), frames_of)
+            if r in stay:
+                os.mkfifo(self.path("in", r))
+                threading.Thread(target=self.feed, args=(r, frames_of), daemon=True).start()
+            else:
+                self.feed(r, frames_of)
+
+    def feed(self, r, frames):
+        fifo = os.path.exists(self.path("in", r))
+        with contextlib.suppress(BrokenPipeError), open(self.path("in", r), "wb") as f:
+            write_stream(f, frames, self.end.wait if fifo else lambda: None)
 
     def path(self, what, r):
         return os.path.join(self.dir, f"{what}.{r}")
@@ -201,6 +214,7 @@ class Unit:
             return f.read()
 
     def close(self):
+        self.end.set()
         for p in self.child.values():
             if p.poll() is None:
                 p.kill()
@@ -306,10 +320,13 @@ def restart(unit, victim):
     unit.signal(victim, signal.SIGKILL)
     unit.child[victim].wait()
     unit.start(victim)
+    while unit.said(victim).count("running") < 2 and unit.child[victim].poll() is None:
+        time.sleep(0.02)
+    unit.end.set()
     return range(unit.o.world)
 
 
-restart.until = 0.5 # of a run: later there may be nobody left to join
+restart.stay = True # an input of the others does not end before: there might be nobody left to join
 
 
 def duration(frames, want, o):
@@ -331,7 +348,8 @@ def rounds(frames, want, n, o, harm):
         return 1
     rng, times, bad = random.Random(n), [], 0
     for i in range(n):
-        unit, victim, instant = Unit(o, frames), i % o.world, rng.random() * whole * getattr(harm, "until", 1)
+        victim, instant = i % o.world, rng.random() * whole
+        unit = Unit(o, frames, stay=others(o, victim)[:1] if hasattr(harm, "stay") else ())
         try:
             unit.start_all().met()
             time.sleep(instant)

@@ -173,6 +173,7 @@ TAP_USED static void pair_start(struct pair *p, bool tcp, int64_t timeout)
 	for (size_t i = 0; i < 2; i++) {
 		p->m[i] = start(&p->h[i], i, timeout);
 		mesh_add(p->m[i], 1 - i, fd[i]);
+		mesh_forget(p->m[i]); /* puts may go there */
 	}
 }
 

@@ -137,6 +137,7 @@ static void test_forget(void)
 
 	join(fd, false);
 	mesh_add(m, 1, fd[0]);
+	mesh_forget(m);
 	fill(data, BIG, 3);
 	mesh_put(m, 1, &h, data, 0);
 	for (int i = 0; i < 3; i++)
@@ -307,6 +308,34 @@ static void test_again(void)
 	tap_is_int((long long)open_fds(), (long long)before, "each is closed");
 }
 
+/* The fault: what was meant for a process that has died went to the one that came in its place. */
+static void test_put_late(void)
+{
+	struct mesh_put h = a_put(3, 100);
+	uint8_t data[100], got[HEAD + 100];
+	struct heard heard;
+	struct mesh *m = start(&heard, 0, 60000 * MS);
+	int old[2], new[2];
+
+	fill(data, sizeof(data), 3);
+	join(old, true);
+	join(new, true);
+	mesh_add(m, 1, old[0]);
+	mesh_forget(m);
+	mesh_add(m, 1, new[0]);
+	mesh_put(m, 1, &h, data, 0);
+	send_one(m, 1, 9, NULL, 0);
+	tap_ok(read_all(new[1], got, HEAD) && got[0] == 9 && poll(&(struct pollfd){ new[1], POLLIN, 0 }, 1, 50) == 0,
+		"a put does not leave over a connection that its sender does not know of");
+	mesh_forget(m);
+	mesh_put(m, 1, &h, data, 0);
+	tap_ok(read_all(new[1], got, sizeof(got)) && filled(got + HEAD, sizeof(data), 3),
+		"and does when it knows of it");
+	mesh_free(m);
+	close(old[1]);
+	close(new[1]);
+}
+
 static atomic_int calls;
 
 static void called(void *arg)
@@ -394,6 +423,7 @@ int main(void)
 	test_fds();
 	test_pieces();
 	test_again();
+	test_put_late();
 	test_rest();
 	test_years();
 	return tap_done();

@@ -125,6 +125,82 @@ static void test_stop(const char *kind, bool at_once, int times)
 		at_once ? "before an epoch began" : "in a round");
 }
 
+/* ---- started again ---- */
+
+static void rank_begin(struct crew_rank *me, struct mesh **m, size_t rank)
+{
+	struct mesh_config mc = { .rank = rank, .world = 2, .peer_timeout_ns = 10000 * MS, .ops = &crew_ops,
+		.ctx = me };
+	struct transport_config tc = { .rank = rank, .world = 2, .bytes = { 100, 5000, 9000 } };
+	struct ds_err err;
+
+	*me = (struct crew_rank){ .lock = PTHREAD_MUTEX_INITIALIZER, .members = ranks_first(2), .epoch = 1 };
+	if (mesh_new(&tc.mesh, &mc, &err) || transport_new(&me->t, "tcp", &tc, &err))
+		tap_bail("%s", err.text);
+	*m = tc.mesh;
+}
+
+static void rank_end(struct crew_rank *me, struct mesh *m)
+{
+	mesh_free(m);
+	transport_free(me->t);
+}
+
+static void connect_ranks(struct mesh *a, struct mesh *b)
+{
+	int fd[2];
+
+	if (socket_pair(fd, true))
+		tap_bail("no pair of sockets");
+	mesh_add(a, 1, fd[0]);
+	mesh_add(b, 0, fd[1]);
+}
+
+/* All that a rank says in a round before it waits. */
+static void post_all(struct transport *t, size_t to)
+{
+	for (size_t k = 0; k < SLOT_KINDS; k++)
+		transport_post(t, to, (enum slot_kind)k, 0, 1, 90);
+}
+
+/* The fault: a rank that computed while another died, and came again, sent the new process what it had computed for the
+ * old one; that took it for nonsense, and would have nothing to do with it. */
+static void test_again(void)
+{
+	const struct ranks both = ranks_first(2);
+	struct crew_rank a, old, new;
+	struct mesh *ma, *mold, *mnew;
+	struct ds_err err;
+	bool good;
+
+	rank_begin(&a, &ma, 0);
+	rank_begin(&old, &mold, 1);
+	connect_ranks(ma, mold);
+	good = !transport_epoch(a.t, 1, &both, &err) && !transport_epoch(old.t, 1, &both, &err);
+	post_all(old.t, 0);
+	good = good && !transport_wait(a.t, SLOT_COMBINE, 0, 1, &(struct ranks){ { 2 } });
+	rank_end(&old, mold);
+	rank_begin(&new, &mnew, 1);
+	while (!atomic_load(&a.lost_ns))
+		nap(MS);
+	connect_ranks(ma, mnew);
+	post_all(a.t, 1);
+	nap(100 * MS);
+	tap_ok(good && !atomic_load(&new.lost_ns), "tcp: what was meant for a process that has died does not go to the "
+		"next one%s%s", *new.why ? ": " : "", new.why);
+	tap_ok(transport_wait(a.t, SLOT_VOTE, 0, 1, &both) == EP_BROKEN, "tcp: and the epoch is over");
+	good = !transport_epoch(a.t, 2, &both, &err);
+	transport_post(a.t, 1, SLOT_VOTE, 0, 1, 90);
+	nap(20 * MS);
+	good = good && !transport_epoch(new.t, 2, &both, &err) &&
+		!transport_wait(new.t, SLOT_VOTE, 0, 1, &(struct ranks){ { 1 } });
+	post_all(new.t, 0);
+	good = good && !transport_wait(a.t, SLOT_COMBINE, 0, 1, &(struct ranks){ { 2 } });
+	tap_ok(good, "tcp: the next epoch is one with the new process");
+	rank_end(&a, ma);
+	rank_end(&new, mnew);
+}
+
 /* ---- nonsense ---- */
 
 static void no_message(void *ctx, size_t from, unsigned type, const void *data, size_t n, const int *fds, size_t count)
@@ -285,6 +361,7 @@ int main(void)
 		test_stop(kinds[i], false, 3);
 		test_stop(kinds[i], true, 2);
 	}
+	test_again();
 	test_offers();
 	test_puts();
 	test_new();
