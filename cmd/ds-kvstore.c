@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include "base/json.h"
 #include "base/log.h"
@@ -15,6 +14,7 @@
 #include "base/version.h"
 #include "frame/hello.h"
 #include "serve/main.h"
+#include "serve/store_list.h"
 #include "serve/store_service.h"
 #include "store/dir.h"
 
@@ -39,7 +39,7 @@ static const struct opt options[] = {
 	  .type = OPT_STR, .dst = &address, .commands = SERVE },
 	{ .name = "password-file", .arg = "FILE", .help = "its first line is the Redis server's password",
 	  .type = OPT_STR, .dst = &store.password, .commands = "serve stat" },
-	{ .name = "capacity", .arg = "SIZE", .help = "most bytes of the directory's files (0: the disk's)", .def = "0",
+	{ .name = "capacity", .arg = "SIZE", .help = "most bytes of the directory's files, kept there (0: no limit)",
 	  .type = OPT_SIZE, .dst = &store.capacity, .commands = WRITERS },
 	{ .name = "segment", .arg = "SIZE", .help = "bytes of one file (0: what suits the capacity)", .def = "0",
 	  .type = OPT_SIZE, .dst = &store.segment, .commands = WRITERS },
@@ -100,6 +100,8 @@ static int settle(struct ds_err *err)
 	store.admission = admit && strcmp(admit, "second") == 0 ? STORE_ADMIT_SECOND : STORE_ADMIT_ALL;
 	if (admit && store.admission == STORE_ADMIT_ALL && strcmp(admit, "all") != 0)
 		return err_set(err, DS_USAGE, "--admit: '%s' is neither 'all' nor 'second'", admit);
+	if (!store.capacity && opt_given(&program, "capacity"))
+		store.capacity = STORE_NO_LIMIT;
 	store.ttl_ns = (uint64_t)ttl;
 	store.max_frame = service.max_frame;
 	return 0;
@@ -198,6 +200,30 @@ static void print_counter(struct buf *b, struct jw *w, const char *name, uint64_
 		buf_printf(b, "%-16s %" PRIu64 "\n", name, v);
 }
 
+/* dead: of a directory, of which the other counters than these say nothing: they are of a process. */
+static void put_stat(struct buf *b, const struct store_stat *st, const uint64_t *dead)
+{
+	struct jw w;
+
+	jw_init(&w, b);
+	if (json)
+		jw_obj(&w);
+	for (const struct store_counter *c = store_counters; c->name; c++) {
+		uint64_t v;
+
+		if (dead && !opt_listed("items bytes capacity segments", ' ', c->name))
+			continue;
+		memcpy(&v, (const uint8_t *)st + c->offset, sizeof v);
+		print_counter(b, &w, c->name, v);
+	}
+	if (dead)
+		print_counter(b, &w, "dead_bytes", *dead);
+	if (json) {
+		jw_obj_end(&w);
+		buf_str(b, "\n");
+	}
+}
+
 static int run_stat(const char *where, struct ds_err *err)
 {
 	bool named = strncmp(where, "dir:", 4) == 0, path = named || is_directory(where) || !strchr(where, ':');
@@ -205,7 +231,7 @@ static int run_stat(const char *where, struct ds_err *err)
 	struct buf b = { 0 };
 	struct store_stat st;
 	struct store *s;
-	struct jw w;
+	uint64_t dead;
 	int rc;
 
 	store.read_only = true;
@@ -217,21 +243,10 @@ static int run_stat(const char *where, struct ds_err *err)
 		store_deadline(ss, time_mono_ns() + 10000000000);
 		rc = store_stat(ss, &st, err);
 	}
-	jw_init(&w, &b);
-	if (json)
-		jw_obj(&w);
-	for (const struct store_counter *c = store_counters; !rc && c->name; c++) {
-		uint64_t v;
-
-		if (path && !opt_listed("items bytes segments", ' ', c->name)) /* the others are of a process */
-			continue;
-		memcpy(&v, (const uint8_t *)&st + c->offset, sizeof v);
-		print_counter(&b, &w, c->name, v);
-	}
-	if (json) {
-		jw_obj_end(&w);
-		buf_str(&b, "\n");
-	}
+	if (!rc && path)
+		rc = dir_dead(s, &dead, err);
+	if (!rc)
+		put_stat(&b, &st, path ? &dead : NULL);
 	if (!rc)
 		rc = print(&b, err);
 	buf_free(&b);
@@ -243,80 +258,14 @@ static int run_stat(const char *where, struct ds_err *err)
 
 /* ---- ls ---- */
 
-static void put_time(struct buf *b, uint64_t ns)
-{
-	time_t t = (time_t)(ns / 1000000000);
-	char text[40] = "-";
-	struct tm tm;
-
-	if (ns && gmtime_r(&t, &tm))
-		strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &tm);
-	buf_printf(b, "%-20s", text);
-}
-
-static void ls_json(struct buf *b, const struct store_item *item, const char *segment, uint64_t offset)
-{
-	char hex[STORE_KEY_HEX];
-	struct jw w;
-
-	store_key_hex(&item->key, hex);
-	jw_init(&w, b);
-	jw_obj(&w);
-	jw_put_str(&w, "key", hex);
-	jw_put_uint(&w, "size", item->size);
-	jw_put_uint(&w, "stored", item->stored);
-	jw_put_str(&w, "segment", segment);
-	jw_put_uint(&w, "offset", offset);
-	jw_key(&w, "meta");
-	meta_json(&w, item->meta);
-	jw_obj_end(&w);
-	buf_str(b, "\n");
-}
-
-/* Of a value of the Redis front its name, of a block of KV its first token's place and the model. */
-static void what(const struct store_item *item, char *text, size_t cap)
-{
-	uint64_t first, tokens, decoded = UINT64_MAX;
-	const uint8_t *bytes;
-	char model[80];
-	const char *s;
-	size_t n;
-
-	*text = 0;
-	if (meta_str(item->meta, "name", &s, &n) == META_OK)
-		snprintf(text, cap, "%.*s", n < 100 ? (int)n : 100, s);
-	else if (meta_bin(item->meta, "name", &bytes, &n) == META_OK)
-		snprintf(text, cap, "%.*s", n < 100 ? (int)n : 100, (const char *)bytes);
-	else if (meta_uint(item->meta, "first", &first) == META_OK &&
-		meta_uint(item->meta, "block", &tokens) == META_OK &&
-		meta_uint(item->meta, "decoded", &decoded) != META_TYPE &&
-		meta_cstr(item->meta, "model", model, sizeof model) == META_OK)
-		snprintf(text, cap, "tokens %" PRIu64 "+%" PRIu64 "%s of %.16s", first, tokens,
-			decoded < tokens ? " (generated)" : "", model);
-	err_one_line(text);
-}
-
-static void ls_text(struct buf *b, const struct store_item *item, const char *segment, uint64_t offset)
-{
-	char hex[STORE_KEY_HEX], name[200];
-
-	store_key_hex(&item->key, hex);
-	what(item, name, sizeof name);
-	buf_printf(b, "%s %11" PRIu64 " %11u ", hex, item->size, item->stored);
-	put_time(b, item->at_ns);
-	buf_printf(b, " ");
-	put_time(b, item->expires_ns);
-	buf_printf(b, " %s %12" PRIu64 "%s%s\n", segment, offset, *name ? "  " : "", name);
-}
-
 static int ls_item(void *ctx, const struct store_item *item, const char *segment, uint64_t offset, struct ds_err *err)
 {
 	struct buf *b = ctx;
 
 	if (json)
-		ls_json(b, item, segment, offset);
+		store_item_json(b, item, segment, offset);
 	else
-		ls_text(b, item, segment, offset);
+		store_item_text(b, item, segment, offset);
 	return b->len > 1 << 16 ? print(b, err) : 0;
 }
 
@@ -326,8 +275,7 @@ static int run_ls(const char *path, struct ds_err *err)
 	int rc;
 
 	if (!json)
-		buf_printf(&b, "%-32s %11s %11s %-20s %-20s segment, offset, what\n", "key", "size", "stored", "at",
-			"expires");
+		store_item_title(&b);
 	rc = dir_list(path, ls_item, &b, err);
 	if (!rc || rc == DS_NO)
 		rc = print(&b, err);
@@ -384,7 +332,7 @@ static int run_verify(const char *path, struct ds_err *err)
 static int run_gc(const char *path, struct ds_err *err)
 {
 	struct dir_report r = { 0 };
-	int rc = dir_gc(path, &store, &r, err);
+	int rc = dir_gc(path, &store, tell_fault, NULL, &r, err);
 
 	return rc ? rc : report(&r, err);
 }

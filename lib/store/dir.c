@@ -11,8 +11,6 @@
 #include "base/time.h"
 #include "store/dir_impl.h"
 
-enum { SEGMENT_MIN = 64 << 10, CAPACITY_MIN = 64 << 10 };
-
 /* ---- memory of a thread ---- */
 
 uint8_t *tools_room(uint8_t **p, size_t *cap, size_t n)
@@ -157,19 +155,6 @@ static void dir_close(struct store *s)
 	dir_free(d);
 }
 
-static uint64_t segment_size(const struct store_options *o)
-{
-	uint64_t n = o->segment ? o->segment : o->capacity ? o->capacity / 64 : (uint64_t)256 << 20;
-
-	if (!o->segment && n > (uint64_t)1 << 30)
-		n = (uint64_t)1 << 30;
-	if (n < SEGMENT_MIN)
-		n = SEGMENT_MIN;
-	if (o->capacity && n > o->capacity / 2) /* one to write, one to give up */
-		n = o->capacity / 2;
-	return n > (uint64_t)64 << 30 ? (uint64_t)64 << 30 : n / INDEX_UNIT * INDEX_UNIT;
-}
-
 /* Files beside segments that are not there, and half made ones of the dead. */
 static void clean(struct dir *d)
 {
@@ -210,8 +195,8 @@ static int take_in(struct dir *d, struct ds_err *err)
 	if (!ro) {
 		dir_inherit(d);
 		clean(d);
-		if (!rc && d->base.o.capacity) /* which may be less than before; what cannot go now is left to puts */
-			dir_make_room(d, 0, d->base.o.capacity, &(struct ds_err){ 0 });
+		if (!rc && dir_capacity(d)) /* which may be less than before; what cannot go now is left to puts */
+			dir_make_room(d, 0, dir_capacity(d), &(struct ds_err){ 0 });
 		dir_unlock(d);
 	}
 out:
@@ -238,15 +223,9 @@ static int dir_open(struct store **out, const char *path, const struct store_opt
 	if (!d)
 		return err_nomem(err, sizeof *d, "a store");
 	d->base = (struct store){ &store_dir, *o };
-	if (o->capacity && o->capacity < CAPACITY_MIN && !o->read_only) {
-		free(d);
-		return err_set(err, DS_USAGE, "a store of %llu bytes holds nothing; the least is %d",
-			(unsigned long long)o->capacity, CAPACITY_MIN);
-	}
 	if (!d->base.o.max_frame)
 		d->base.o.max_frame = FRAME_MAX_DEFAULT;
 	d->fd = d->lock_fd = -1;
-	d->segment_bytes = segment_size(o);
 	keyed_random(&d->writer, sizeof d->writer);
 	dir_locks(d);
 	many_files();
@@ -258,6 +237,8 @@ static int dir_open(struct store **out, const char *path, const struct store_opt
 		rc = index_new(&d->index, err);
 	if (!rc)
 		rc = tools_new(&d->tools, err);
+	if (!rc)
+		rc = capacity_option(d->path, &d->base.o, err);
 	if (!rc)
 		rc = format_open(d, err);
 	if (!rc)

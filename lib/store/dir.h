@@ -38,8 +38,11 @@ struct dir_report {
 int dir_verify(const char *path, void (*tell)(void *ctx, const char *line), void *ctx, struct dir_report *r,
 	struct ds_err *err);
 /* Writes what is alive in segments with dead bytes, or in several small ones, anew and removes them; makes lost
- * indices.  In r: what is there then, and the dead bytes that were. */
-int dir_gc(const char *path, const struct store_options *o, struct dir_report *r, struct ds_err *err);
+ * indices.  In r: what is there then, and the dead bytes and the damaged items that were.  tell: as above. */
+int dir_gc(const char *path, const struct store_options *o, void (*tell)(void *ctx, const char *line), void *ctx,
+	struct dir_report *r, struct ds_err *err);
+/* Of a store that is a directory and open: the dead bytes of its complete segments, which gc would free. */
+int dir_dead(struct store *s, uint64_t *bytes, struct ds_err *err);
 /* All items as one stream of frames; and such a stream's into the store: those that are there already are skipped. */
 int dir_export(const char *path, struct frame_writer *w, uint64_t *items, struct ds_err *err);
 int dir_import(const char *path, const struct store_options *o, int fd, const char *name, uint64_t *items,

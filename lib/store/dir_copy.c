@@ -1,6 +1,8 @@
 /* Segments written anew without what is dead; a whole store as one stream, and back. */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -62,7 +64,7 @@ static void release_all(struct dir *d, struct held *h)
 	free(h->seg);
 }
 
-/* ---- gc ---- */
+/* ---- dead bytes ---- */
 
 static bool alive(struct dir *d, const struct segment *seg, const struct idx_record *r)
 {
@@ -72,18 +74,26 @@ static bool alive(struct dir *d, const struct segment *seg, const struct idx_rec
 		entry_at_place(d, seg, r, &asked);
 }
 
-/* Bytes of a segment that are of no item that is alive, but for its first frame and its last: no item is as small. */
+/* Bytes of a segment but for so many, its first frame and its last: no item is as small. */
+static uint64_t unused(struct dir *d, struct segment *seg, uint64_t used)
+{
+	uint64_t size = __atomic_load_n(&seg->size, __ATOMIC_RELAXED);
+	uint8_t head[FRAME_HEAD_BYTES];
+	int fd = segment_fd(d, seg);
+
+	if (fd >= 0 && dir_read(fd, head, sizeof head, 0))
+		used += frame_front_bytes(head);
+	return size > used + SEGMENT_END_MAX ? size - used : 0;
+}
+
 static uint64_t dead_bytes(struct dir *d, struct segment *seg, const struct idx *x)
 {
-	uint8_t head[FRAME_HEAD_BYTES];
-	uint64_t rest = seg->size;
+	uint64_t used = 0;
 
 	for (size_t i = 0; i < x->n; i++)
 		if (alive(d, seg, &x->rec[i]))
-			rest -= ((uint64_t)x->rec[i].front + x->rec[i].data) * INDEX_UNIT;
-	if (dir_read(segment_fd(d, seg), head, sizeof head, 0))
-		rest -= frame_front_bytes(head);
-	return rest > SEGMENT_END_MAX ? rest : 0;
+			used += ((uint64_t)x->rec[i].front + x->rec[i].data) * INDEX_UNIT;
+	return unused(d, seg, used);
 }
 
 /* Many that are small, as of processes that ran for a short time, become one. */
@@ -110,12 +120,94 @@ static bool any_alive(struct dir *d, struct segment *seg, const struct idx *x)
 	return i < x->n;
 }
 
+int dir_dead(struct store *s, uint64_t *bytes, struct ds_err *err)
+{
+	struct dir *d = (struct dir *)s;
+	uint32_t now = (uint32_t)(time_wall_ns() / 1000000000), slots;
+	uint64_t *used = NULL;
+	struct held h;
+	int rc = hold_all(d, true, &h, err);
+
+	*bytes = 0;
+	if (rc)
+		return rc;
+	pthread_rwlock_rdlock(&d->lock);
+	slots = d->segs;
+	used = mem_calloc(slots + 1, sizeof *used);
+	for (uint32_t i = 0; used && i < index_top(d->index); i++) {
+		const struct index_entry *e = index_at(d->index, i);
+
+		if (e->segment < slots && (!e->expires || e->expires > now + 1))
+			used[e->segment] += ((uint64_t)e->front + index_data(e)) * INDEX_UNIT;
+	}
+	pthread_rwlock_unlock(&d->lock);
+	for (size_t i = 0; used && i < h.n; i++)
+		*bytes += unused(d, h.seg[i], used[h.seg[i]->slot]);
+	if (!used)
+		rc = err_nomem(err, slots * sizeof *used, "segments");
+	free(used);
+	release_all(d, &h);
+	return rc;
+}
+
+/* ---- gc ---- */
+
+struct gc {
+	struct dir *d;
+	void (*tell)(void *ctx, const char *line);
+	void *ctx;
+	struct dir_report *r;
+};
+
+static __attribute__((format(printf, 3, 4))) void tell(const struct gc *g, const struct segment *seg,
+	const char *fmt, ...)
+{
+	char line[700];
+	va_list ap;
+	size_t n = (size_t)snprintf(line, sizeof line, "%s: ", seg->name);
+
+	va_start(ap, fmt);
+	vsnprintf(line + n, sizeof line - n, fmt, ap);
+	va_end(ap);
+	if (g->tell)
+		g->tell(g->ctx, line);
+}
+
 /* First those with nothing that is alive, which make room for what the others' items are moved to. */
 enum gc_pass { GC_EMPTY, GC_MOVE };
 
-static int gc_segment(struct dir *d, struct segment *seg, enum gc_pass pass, bool merge, struct dir_report *r,
-	struct ds_err *err)
+/* An item that is not what was put, or cannot be read. */
+static void tell_bad(const struct gc *g, const struct segment *seg, const struct idx_record *r,
+	const struct ds_err *why)
 {
+	char hex[STORE_KEY_HEX];
+
+	store_key_hex(&r->key, hex);
+	tell(g, seg, "byte %" PRIu64 ": item %s %s: %s", (uint64_t)r->offset * INDEX_UNIT, hex,
+		why->code == DS_DATA ? "is damaged, and dropped" : "stays where it is", why->text);
+	g->r->bad_items++;
+}
+
+/* Moves what is alive; DS_NOINPUT: something cannot be read, and the segment stays. */
+static int gc_move(const struct gc *g, struct segment *seg, const struct idx *x, struct ds_err *err)
+{
+	int rc = 0;
+
+	for (size_t i = 0; !rc && i < x->n; i++) {
+		if (!alive(g->d, seg, &x->rec[i]))
+			continue;
+		rc = segment_move(g->d, seg, &x->rec[i], seg->id.main, 0, err);
+		if (rc == DS_DATA || rc == DS_NOINPUT)
+			tell_bad(g, seg, &x->rec[i], err);
+		if (rc == DS_DATA)
+			rc = 0; /* it goes with its segment */
+	}
+	return rc;
+}
+
+static int gc_segment(const struct gc *g, struct segment *seg, enum gc_pass pass, bool merge, struct ds_err *err)
+{
+	struct dir *d = g->d;
 	struct idx x = { 0 };
 	uint64_t dead;
 	bool gone;
@@ -126,30 +218,31 @@ static int gc_segment(struct dir *d, struct segment *seg, enum gc_pass pass, boo
 	pthread_rwlock_unlock(&d->lock);
 	if (gone || !segment_take(d, seg))
 		return 0; /* or others need it */
-	if (segment_records(d, seg, &x, err))
+	if (segment_records(d, seg, &x, err)) {
+		if (pass == GC_MOVE)
+			tell(g, seg, "it stays as it is: %s", err->text);
 		goto out;
+	}
 	dead = dead_bytes(d, seg, &x);
 	if ((!dead && !merge) || (pass == GC_EMPTY && any_alive(d, seg, &x)))
 		goto out;
-	for (size_t i = 0; !rc && i < x.n; i++)
-		if (alive(d, seg, &x.rec[i]))
-			rc = segment_move(d, seg, &x.rec[i], seg->id.main, 0, err);
+	rc = gc_move(g, seg, &x, err);
 	if (!rc)
 		rc = dir_settle(d, err);
 	if (!rc) {
-		r->dead_bytes += dead;
+		g->r->dead_bytes += dead;
 		segment_remove(d, seg);
 	}
 out:
 	segment_unlock(d, seg);
 	idx_free(&x);
-	return rc;
+	return rc == DS_NOINPUT ? 0 : rc;
 }
 
 /* One segment at a time: others are not to wait long for the directory. */
-static int gc_next(struct dir *d, struct held *h, size_t i, enum gc_pass pass, size_t *full,
-	struct dir_report *r, struct ds_err *err)
+static int gc_next(const struct gc *g, struct held *h, size_t i, enum gc_pass pass, size_t *full, struct ds_err *err)
 {
+	struct dir *d = g->d;
 	int rc = dir_write_lock(d, time_mono_ns() + DIR_OPEN_WAIT_S * (int64_t)1000000000, err);
 
 	if (rc)
@@ -158,7 +251,7 @@ static int gc_next(struct dir *d, struct held *h, size_t i, enum gc_pass pass, s
 	if (!rc) {
 		rc = dir_look(d, true, err);
 		if (!rc)
-			rc = gc_segment(d, h->seg[i], pass, has_fellows(d, h->seg[i], h), r, err);
+			rc = gc_segment(g, h->seg[i], pass, has_fellows(d, h->seg[i], h), err);
 		if (rc == DS_TEMP) { /* others may go */
 			++*full;
 			rc = 0;
@@ -170,14 +263,15 @@ static int gc_next(struct dir *d, struct held *h, size_t i, enum gc_pass pass, s
 }
 
 /* Segments that cannot go for lack of room stay; DS_TEMP if that is so of all. */
-static int gc_all(struct dir *d, struct held *h, struct dir_report *r, struct ds_err *err)
+static int gc_all(const struct gc *g, struct held *h, struct ds_err *err)
 {
+	struct dir *d = g->d;
 	size_t full = 0, went = 0;
 	int rc = 0;
 
 	for (int pass = GC_EMPTY; !rc && pass <= GC_MOVE; pass++)
 		for (size_t i = 0; !rc && i < h->n; i++)
-			rc = gc_next(d, h, i, (enum gc_pass)pass, &full, r, err);
+			rc = gc_next(g, h, i, (enum gc_pass)pass, &full, err);
 	pthread_rwlock_rdlock(&d->lock);
 	for (size_t i = 0; i < h->n; i++)
 		went += h->seg[i]->gone;
@@ -185,13 +279,14 @@ static int gc_all(struct dir *d, struct held *h, struct dir_report *r, struct ds
 	return !rc && full && !went ? err_set(err, DS_TEMP, "'%s': no room to write anew what is alive", d->path) : rc;
 }
 
-int dir_gc(const char *path, const struct store_options *o, struct dir_report *r, struct ds_err *err)
+int dir_gc(const char *path, const struct store_options *o, void (*say)(void *ctx, const char *line), void *ctx,
+	struct dir_report *r, struct ds_err *err)
 {
+	struct gc g = { .tell = say, .ctx = ctx, .r = r };
 	struct dir_session *ss = NULL;
 	struct held h = { NULL, 0 };
 	struct store *s = NULL;
 	struct store_stat st;
-	struct dir *d;
 	int rc = dir_there(path, err);
 
 	*r = (struct dir_report){ 0 };
@@ -199,12 +294,12 @@ int dir_gc(const char *path, const struct store_options *o, struct dir_report *r
 		rc = open_dir(path, o, &s, &ss, err); /* makes lost files beside segments, too */
 	if (rc)
 		goto out;
-	d = ss->d;
-	rc = hold_all(d, true, &h, err);
+	g.d = ss->d;
+	rc = hold_all(g.d, true, &h, err);
 	if (!rc)
-		rc = gc_all(d, &h, r, err);
-	release_all(d, &h);
-	if (!dir_stat_now(d, &st)) {
+		rc = gc_all(&g, &h, err);
+	release_all(g.d, &h);
+	if (!dir_stat_now(g.d, &st)) {
 		r->segments = st.segments;
 		r->items = st.items;
 		r->bytes = st.bytes;

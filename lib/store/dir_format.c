@@ -58,7 +58,8 @@ static bool is_empty(struct dir *d)
 		close(fd);
 	while (dir && (e = readdir(dir)))
 		empty = empty && (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || !strcmp(e->d_name, "lock") ||
-			!strcmp(e->d_name, "sync") ||
+			!strcmp(e->d_name, "sync") || !strcmp(e->d_name, "capacity") ||
+			!strcmp(e->d_name, "capacity.new") ||
 			!strcmp(e->d_name, "format.new") || segment_parse(e->d_name, ".seg", &id) ||
 			segment_parse(e->d_name, ".idx", &id) || segment_parse(e->d_name, ".new", &id));
 	if (dir)
@@ -109,6 +110,8 @@ int format_open(struct dir *d, struct ds_err *err)
 		return rc;
 	if (d->base.o.read_only) {
 		rc = read_format(d, err);
+		if (!rc)
+			rc = capacity_open(d, err);
 		return rc == DS_NO ? err_set(err, DS_DATA, "'%s' is no store: it has no file 'format'", d->path) : rc;
 	}
 	if (faccessat(d->fd, "lock", F_OK, 0) && faccessat(d->fd, "format", F_OK, 0) && !is_empty(d))
@@ -123,6 +126,8 @@ int format_open(struct dir *d, struct ds_err *err)
 	rc = read_format(d, err);
 	if (rc == DS_NO)
 		rc = write_format(d, err);
+	if (!rc)
+		rc = capacity_open(d, err);
 	file_lock(d->lock_fd, LOCK_NONE, true);
 	return rc;
 }

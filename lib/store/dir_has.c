@@ -137,7 +137,7 @@ int dir_stat_now(struct dir *d, struct store_stat *st)
 
 	for (size_t i = 0; i < n; i++)
 		((uint64_t *)st)[i] = __atomic_load_n(&((uint64_t *)&d->st)[i], __ATOMIC_RELAXED);
-	st->capacity = d->base.o.capacity;
+	st->capacity = dir_capacity(d);
 	pthread_mutex_lock(&d->pins);
 	st->pinned_bytes = d->pinned_bytes;
 	pthread_mutex_unlock(&d->pins);

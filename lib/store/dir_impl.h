@@ -10,7 +10,8 @@
  *   segment_sync.c   bringing them to disk
  *   segment_scan.c   finding the items of a file           segment_idx.c     the file beside a complete segment
  *   evict.c          making room
- *   dir_verify.c     looking through the files   dir_copy.c    gc, export, import   dir_format.c   file `format`
+ *   dir_verify.c     looking through the files   dir_copy.c    gc, export, import
+ *   dir_format.c     file `format`               dir_capacity.c   file `capacity`
  *
  * Locks, in this order: dir.write (what this process writes and removes; and with it, where files are removed, made or
  * taken over, the lock of the directory against other processes), dir.scan (looking through the directory),
@@ -166,7 +167,9 @@ struct dir {
 	struct keyed secret;
 	bool marked;              /* the secret is known */
 	uint64_t writer, time;    /* this process's; of its last segment */
-	uint64_t segment_bytes;
+	uint64_t capacity;        /* 0: none; atomic, set under write */
+	uint64_t segment_bytes;   /* under write */
+	bool said;                /* a capacity, which could not be written to its file yet */
 	bool promised;            /* atomic: file `sync` is there */
 
 	pthread_rwlock_t lock;
@@ -329,7 +332,7 @@ void segment_remove(struct dir *d, struct segment *seg); /* its files */
 int segment_records(struct dir *d, struct segment *seg, struct idx *x, struct ds_err *err);
 
 bool entry_at_place(struct dir *d, const struct segment *seg, const struct idx_record *r, unsigned *asked);
-/* Its item is written anew to another segment. */
+/* Its item is written anew to another segment.  DS_DATA: it is damaged; DS_NOINPUT: it cannot be read. */
 int segment_move(struct dir *d, struct segment *from, const struct idx_record *r, bool to_main, unsigned asked,
 	struct ds_err *err);
 
@@ -356,6 +359,18 @@ void dir_unpin_all(struct dir_session *ss);
 /* Under d->pins, which comes before d->lock. */
 bool dir_pinned(struct dir *d, const struct store_key *key);
 void dir_pin_moved(struct dir *d, const struct store_key *key, struct segment *to);
+
+/* ---- dir_capacity.c ---- */
+
+static inline uint64_t dir_capacity(const struct dir *d)
+{
+	return __atomic_load_n(&d->capacity, __ATOMIC_RELAXED);
+}
+/* Takes "?capacity=SIZE" off a path.  DS_USAGE. */
+int capacity_option(char *path, struct store_options *o, struct ds_err *err);
+/* Under the directory's lock: what the options say goes to the file, or the file says it. */
+int capacity_open(struct dir *d, struct ds_err *err);
+void capacity_look(struct dir *d); /* under dir.write and the directory's lock: it may have changed */
 
 /* ---- dir_format.c ---- */
 

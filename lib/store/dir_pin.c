@@ -55,7 +55,7 @@ static int pin_one(struct dir_session *ss, const struct store_key *key, struct d
 	struct dir *d = ss->d;
 	struct pin *p = pin_of(d, key, ss);
 	const struct pin *other = pin_of(d, key, NULL);
-	uint64_t bytes, limit = d->base.o.capacity / 2;
+	uint64_t bytes, limit = dir_capacity(d) / 2;
 	bool first = !other;
 	struct found f;
 

@@ -317,9 +317,9 @@ static int check_size(const struct dir *d, const struct store_put *p, size_t *si
 	if (*size > most)
 		return err_set(err, DS_DATA, "an item of %zu bytes is over the limit of %llu", *size,
 			(unsigned long long)most);
-	if (d->base.o.capacity && *size > d->base.o.capacity)
+	if (dir_capacity(d) && *size > dir_capacity(d))
 		return err_set(err, DS_TEMP, "an item of %zu bytes is larger than the store of %llu", *size,
-			(unsigned long long)d->base.o.capacity);
+			(unsigned long long)dir_capacity(d));
 	return 0;
 }
 

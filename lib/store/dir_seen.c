@@ -452,6 +452,7 @@ static void look_around(struct dir *d)
 	if (!d->base.o.read_only && pthread_mutex_trylock(&d->write) == 0) {
 		if (dir_trylock(d)) {
 			d->until = time_mono_ns();
+			capacity_look(d);
 			dir_inherit(d);
 			dir_unlock(d);
 		}

@@ -129,7 +129,7 @@ int segment_move(struct dir *d, struct segment *from, const struct idx_record *r
 	if (!p)
 		return err_nomem(err, (size_t)n, "an item");
 	if (fd < 0 || !dir_read(fd, p, (size_t)n, at))
-		return err_set(err, DS_IO, "cannot read '%s/%s'", d->path, from->name);
+		return err_set(err, DS_NOINPUT, "cannot read '%s/%s'", d->path, from->name);
 	rc = frame_parse(d->tools.parser, p, (size_t)n, &f, err);
 	if (!rc)
 		rc = store_item_get(&f, &a.item, err);

@@ -2,6 +2,7 @@
  * The items of a segment, by its frames from the first on.  A frame whose front is wrong ends that, or, where the
  * file's marks are known, the next place is sought at which a right front has the mark of that place.
  */
+#include <endian.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -10,7 +11,12 @@
 #include "base/mem.h"
 #include "store/dir_impl.h"
 
-enum { WINDOW_FEW = 4 << 10, WINDOW_MANY = 256 << 10, SEEK_WINDOW = 1 << 20, SMALL = 64 << 10 };
+enum {
+	WINDOW_FEW = 4 << 10, WINDOW_MANY = 256 << 10,
+	SEEK_WINDOW = 256 << 10, /* the processor's caches hold it */
+	SMALL = 64 << 10,
+	STREAM_AT = 12,          /* in a frame's head */
+};
 
 int scan_begin(struct scan *s, int fd, const struct segment_id *id, const struct keyed *secret, struct ds_err *err)
 {
@@ -91,36 +97,83 @@ static int front_at(struct scan *s, uint64_t at, bool *right, struct ds_err *err
 	return 0;
 }
 
-/* The same, for a search: it has its place's mark, too. */
+/* The same, for a search: it has its place's mark, too, which is looked at first, since anybody may put a payload that
+ * is full of what looks like frames. */
 static int marked_at(struct scan *s, uint64_t at, bool *right, struct ds_err *err)
 {
-	int rc = front_at(s, at, right, err);
+	size_t have;
+	const uint8_t *p = bytes_at(s, at, FRAME_HEAD_BYTES, &have, err);
+	uint64_t stream, mark;
+	int rc;
 
-	*right = !rc && *right && s->f.stream == segment_mark(s->secret, &s->id, at) && s->f.seq > s->frames &&
+	*right = false;
+	if (!p)
+		return err->code;
+	if (have < FRAME_HEAD_BYTES)
+		return 0;
+	memcpy(&stream, p + STREAM_AT, sizeof stream);
+	mark = segment_mark(s->secret, &s->id, at);
+	if (be64toh(stream) != mark)
+		return 0;
+	rc = front_at(s, at, right, err);
+	*right = !rc && *right && s->f.stream == mark && s->f.seq > s->frames &&
 		s->f.seq - s->frames <= (at - s->at) / FRAME_ALIGN;
 	return rc;
 }
 
+/* Holes of a sparse file have no frames. */
+static uint64_t behind_hole(const struct scan *s, uint64_t at)
+{
+	off_t data = lseek(s->fd, (off_t)at, SEEK_DATA);
+
+	if (data < 0)
+		return errno == ENXIO ? s->limit : at;
+	return (uint64_t)data / FRAME_ALIGN * FRAME_ALIGN > at ? (uint64_t)data / FRAME_ALIGN * FRAME_ALIGN : at;
+}
+
+/* Bytes of p [n] before what may be a frame's head; at least n - FRAME_HEAD_BYTES + 1: there is none. */
+static size_t before_head(const uint8_t *p, size_t n)
+{
+	static const uint8_t begins[8] = "\x9a\xa4" "DSF1\xcc";
+	uint64_t want, is;
+	size_t i = 0;
+
+	memcpy(&want, begins, sizeof want);
+	for (; i + FRAME_HEAD_BYTES <= n; i += FRAME_ALIGN) {
+		memcpy(&is, p + i, sizeof is);
+		if (!((is ^ want) & htobe64(~(uint64_t)0xff))) /* the eighth byte is the frame's type */
+			break;
+	}
+	return i;
+}
+
 static int seek(struct scan *s, uint64_t *to, bool *right, struct ds_err *err)
 {
-	static const uint8_t begins[] = "\x9a\xa4" "DSF1\xcc";
 	uint64_t at = s->at + FRAME_ALIGN;
 	int rc = 0;
 
 	*right = false;
 	s->window = SEEK_WINDOW;
-	while (!rc && !*right && at + FRAME_HEAD_BYTES <= s->limit) {
-		size_t have;
-		const uint8_t *p = bytes_at(s, at, FRAME_HEAD_BYTES, &have, err);
+	while (!rc && !*right) {
+		const uint8_t *p;
+		size_t have, n;
 
+		if (at < s->buf_at || at + FRAME_HEAD_BYTES > s->buf_at + s->have)
+			at = behind_hole(s, at);
+		if (at + FRAME_HEAD_BYTES > s->limit)
+			break;
+		p = bytes_at(s, at, FRAME_HEAD_BYTES, &have, err);
 		if (!p)
 			return err->code;
 		if (have < FRAME_HEAD_BYTES)
-			return 0;
-		if (memcmp(p, begins, sizeof begins - 1) == 0)
-			rc = marked_at(s, at, right, err);
-		*to = at;
-		at += FRAME_ALIGN;
+			break;
+		n = before_head(p, have);
+		if (n + FRAME_HEAD_BYTES <= have) {
+			*to = at + n;
+			rc = marked_at(s, *to, right, err);
+			n += FRAME_ALIGN;
+		}
+		at += n;
 	}
 	return rc;
 }

@@ -167,7 +167,7 @@ static bool has_room(const struct segment *seg, uint64_t n)
 /* Room within the capacity, of which one segment's worth is kept for what eviction moves. */
 static int make_room(struct dir *d, uint64_t reserve, struct ds_err *err)
 {
-	uint64_t capacity = d->base.o.capacity, spare = d->segment_bytes;
+	uint64_t capacity = dir_capacity(d), spare = d->segment_bytes;
 	int rc = dir_look(d, true, err);
 
 	if (rc)
@@ -209,36 +209,55 @@ static int begin(struct dir *d, bool main, uint64_t n, uint64_t reserve, struct 
 	return rc;
 }
 
+/* What a segment takes that has an item of n bytes. */
+static int reserve_for(const struct dir *d, uint64_t n, uint64_t *reserve, struct ds_err *err)
+{
+	uint64_t capacity = dir_capacity(d), least = HELLO_MAX + n + SEGMENT_END_MAX + IDX_HEAD + IDX_RECORD;
+
+	if (capacity && least > capacity)
+		return err_set(err, DS_TEMP, "an item of %llu bytes is larger than the store of %llu",
+			(unsigned long long)n, (unsigned long long)capacity);
+	*reserve = least < d->segment_bytes ? d->segment_bytes : least;
+	return 0;
+}
+
+/* While room is made. */
+static int segment_to_move_to(struct dir *d, bool main, uint64_t n, struct segment **out, struct ds_err *err)
+{
+	uint64_t capacity = dir_capacity(d), used = capacity ? dir_bytes(d) : 0, reserve = 0, least;
+	int rc = reserve_for(d, n, &reserve, err);
+
+	if (rc)
+		return rc;
+	least = reserve;
+	if (reserve == d->segment_bytes && n < reserve / 4)
+		least = reserve / 4; /* rather a small one than none */
+	if (capacity && used + reserve > capacity)
+		reserve = used < capacity ? capacity - used : 0;
+	if (reserve < least)
+		return err_set(err, DS_TEMP, "no room to move an item to");
+	rc = create(d, main, reserve, out, err);
+	d->active[main] = rc ? NULL : *out;
+	return rc;
+}
+
 int segment_for(struct dir *d, bool main, uint64_t n, bool moving, struct segment **out, struct ds_err *err)
 {
-	uint64_t reserve = HELLO_MAX + n + SEGMENT_END_MAX + IDX_HEAD + IDX_RECORD, capacity = d->base.o.capacity;
+	uint64_t reserve = 0;
 	int rc;
 
 	*out = present(d, main, n);
 	if (*out)
 		return 0;
-	if (capacity && reserve > capacity)
-		return err_set(err, DS_TEMP, "an item of %llu bytes is larger than the store of %llu",
-			(unsigned long long)n, (unsigned long long)capacity);
-	if (reserve < d->segment_bytes)
-		reserve = d->segment_bytes;
-	if (moving) { /* while room is made */
-		uint64_t used = capacity ? dir_bytes(d) : 0, least = reserve;
-
-		if (reserve == d->segment_bytes && n < reserve / 4)
-			least = reserve / 4; /* rather a small one than none */
-		if (capacity && used + reserve > capacity)
-			reserve = used < capacity ? capacity - used : 0;
-		if (reserve < least)
-			return err_set(err, DS_TEMP, "no room to move an item to");
-		rc = create(d, main, reserve, out, err);
-		d->active[main] = rc ? NULL : *out;
-		return rc;
-	}
+	if (moving)
+		return segment_to_move_to(d, main, n, out, err);
 	rc = dir_lock(d, err);
 	if (rc)
 		return rc;
-	rc = begin(d, main, n, reserve, out, err);
+	capacity_look(d);
+	rc = reserve_for(d, n, &reserve, err);
+	if (!rc)
+		rc = begin(d, main, n, reserve, out, err);
 	dir_unlock(d);
 	return rc;
 }

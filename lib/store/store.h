@@ -19,11 +19,12 @@
 #include "store/item.h"
 
 enum { STORE_KEYS_MAX = 16384 }; /* in one call */
+#define STORE_NO_LIMIT UINT64_MAX /* a capacity: the disk's */
 
 enum store_admission { STORE_ADMIT_ALL, STORE_ADMIT_SECOND /* what was asked for before */ };
 
 struct store_options {
-	uint64_t capacity;       /* dir: bytes of the files, 0: no limit but the disk's */
+	uint64_t capacity;       /* dir: most bytes of the files, which it keeps to from then on; 0: what it kept to */
 	uint64_t segment;        /* dir: bytes of one file, 0: what suits the capacity */
 	bool sync;               /* every put is on disk before it is answered */
 	bool zstd;               /* dir: payloads are compressed */

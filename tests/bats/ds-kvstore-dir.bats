@@ -48,7 +48,7 @@ import json, sys
 s = json.load(sys.stdin)
 assert s["items"] == 34 and s["bytes"] > 3100000 and s["segments"] >= 3, s'
 	ds-kvstore stat dir:store | grep -q '^items *34$'
-	[ "$(ds-kvstore stat store | awk '{ print $1 }' | tr '\n' ' ')" = "items bytes segments " ]
+	[ "$(ds-kvstore stat store | awk '{ print $1 }' | tr '\n' ' ')" = "items bytes capacity segments dead_bytes " ]
 }
 
 @test "stat of a service is what it did" {
@@ -159,13 +159,38 @@ assert s["items"] == 34 and s["bytes"] > 3100000 and s["segments"] >= 3, s'
 
 @test "gc drops what is dead" {
 	before=$(du -sb store | cut -f 1)
+	[ "$(ds-kvstore stat store | awk '$1 == "dead_bytes" { print $2 }')" -gt 900000 ]
 	limited ds-kvstore verify store >report
 	[ "$(awk '$1 == "dead_bytes" { print $2 }' report)" -gt 900000 ]
 	limited ds-kvstore gc store >report
 	limited ds-kvstore verify store >report
 	grep -q '^items *34$' report
 	grep -q '^dead_bytes *0$' report
+	ds-kvstore stat store | grep -q '^dead_bytes *0$'
 	[ "$(du -sb store | cut -f 1)" -lt "$before" ]
+}
+
+@test "a capacity is remembered: whoever writes keeps to it, until another is said" {
+	limited ds-kvstore export store -o all.frames
+	limited ds-kvstore import small all.frames --capacity 1M
+	[ "$(cat small/capacity)" = 1048576 ]
+	limited ds-kvstore import small all.frames
+	[ "$(du -sb small | cut -f 1)" -le 1060000 ]
+	ds-kvstore stat small | grep -q '^capacity *1048576$'
+	echo 2M >small/capacity
+	background ds-kvstore -l unix:kv.sock -d small
+	wait_socket kv.sock
+	ds-kvstore stat unix:kv.sock | grep -q '^capacity *2097152$'
+	limited ds-kvstore gc --capacity 0 small
+	limited ds-kvstore import small all.frames
+	[ "$(ds-kvstore stat small | awk '$1 == "items" { print $2 }')" = 34 ]
+	limited ds-kvstore --store 'dir:other?capacity=1M' <all.frames >/dev/null
+	[ "$(cat other/capacity)" = 1048576 ]
+	[ "$(du -sb other | cut -f 1)" -le 1060000 ]
+	echo much >other/capacity
+	refused 78 "other/capacity' is no size" ds-kvstore import other all.frames
+	refused 64 'no size' ds-kvstore --store 'dir:other?capacity=' </dev/null
+	limited ds-kvstore verify other
 }
 
 @test "an import that is cut short or damaged takes what came whole, and says so" {

@@ -215,7 +215,8 @@ assert s["program"] == "ds-kvstore" and s["requests"]["put"] == 3 and s["stat"][
 @test "signals while it starts: SIGHUP and SIGUSR1 are harmless, SIGTERM ends it at once" {
 	serve
 	stop
-	truncate -s 4G store/s-0000000000000001-0000000000000001.seg # to be looked through
+	background flock store/lock sleep 100 # which it waits for
+	while flock -n store/lock true; do sleep 0.01; done
 	for how in TERM INT; do
 		background ds-kvstore -l unix:slow.sock -d store
 		for _ in $(seq 100); do pid=$(pgrep -P "$BG" -x ds-kvstore) && break; sleep 0.02; done

@@ -359,7 +359,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	use(forged, true, had);
 	use(forged, false, had);
 	if (size % 4 == 0) {
-		dir_gc(run, &o, &r, &err);
+		dir_gc(run, &o, NULL, NULL, &r, &err);
 		use(forged, false, had);
 	}
 	remove_all(run);

@@ -365,6 +365,7 @@ static void tools(void)
 	struct store *s;
 	size_t bad = 0;
 	struct meta_builder *b = meta_new();
+	uint64_t dead;
 	bool was;
 
 	snprintf(path, sizeof path, "%s", store_path("tools"));
@@ -385,8 +386,15 @@ static void tools(void)
 	tap_ok(!dir_verify(path, say, NULL, &rep, &err) && rep.items == 199 && !rep.torn_bytes && !rep.bad_indices &&
 		rep.dead_bytes > 300000, "and after it");
 	tap_ok(!dir_list(path, list_one, &l, &err) && l.n == 199, "list has what is alive");
-	tap_ok(!dir_gc(path, &o, &rep, &err) && rep.items == 199 && rep.dead_bytes > 300000,
+	s = store_at(path, &(struct store_options){ .read_only = true });
+	tap_ok(!dir_dead(s, &dead, &err) && dead > 300000, "it is known how much is dead: %llu bytes",
+		(unsigned long long)dead);
+	store_close(s);
+	tap_ok(!dir_gc(path, &o, NULL, NULL, &rep, &err) && rep.items == 199 && rep.dead_bytes == dead,
 		"gc gives up what is dead: %s", err.text);
+	s = store_at(path, &(struct store_options){ .read_only = true });
+	tap_ok(!dir_dead(s, &dead, &err) && !dead, "and then nothing is");
+	store_close(s);
 	tap_ok(!dir_verify(path, say, NULL, &rep, &err) && rep.items == 199 && !rep.dead_bytes, "which is gone then");
 	moved_house(path, &o);
 	meta_free(b);

@@ -1,6 +1,7 @@
 /* Files that are damaged: every get is right or a miss, and no more is lost than what was hit. */
 #include <sys/mman.h>
 
+#include "base/time.h"
 #include "frame/internal.h"
 #include "tests/unit/stores.h"
 
@@ -255,12 +256,158 @@ static void no_indices(void)
 	store_rm(path);
 }
 
+/* ---- gc ---- */
+
+static void told(void *ctx, const char *line)
+{
+	++*(int *)ctx;
+	tap_diag("%s", line);
+}
+
+static bool damage_meta(struct store_session *ss, uint64_t n)
+{
+	struct store_key k = key_of(n);
+	char link[60], name[700] = "";
+	struct store_ref ref;
+	struct ds_err err;
+	bool done;
+	int fd;
+
+	if (ss->store->ops->find(ss, &k, &ref, &err))
+		return false;
+	snprintf(link, sizeof link, "/proc/self/fd/%d", ref.fd);
+	fd = readlink(link, name, sizeof name - 1) > 0 ? open(name, O_WRONLY) : -1;
+	done = fd >= 0 && pwrite(fd, "\xff\xff\xff\xff", 4, (off_t)ref.offset + 48) == 4;
+	if (fd >= 0)
+		close(fd);
+	ss->store->ops->release(ss, &ref);
+	return done;
+}
+
+static void gc(void)
+{
+	const char *path = store_path("gc");
+	struct store_options o = { .segment = 64 << 10 };
+	struct store *s;
+	struct store_session *ss;
+	struct dir_report rep;
+	struct ds_err err;
+	size_t right = 0;
+	int lines = 0;
+	bool was, bad;
+
+	build(path, false);
+	s = store_at(path, &o);
+	ss = session_of(s);
+	for (uint64_t n = 0; n < ITEMS; n += 2) {
+		struct store_key k = key_of(n);
+
+		store_del(ss, &k, &was, &err);
+	}
+	bad = !damage_meta(ss, 101);
+	store_end(ss);
+	store_close(s);
+	tap_ok(!bad && !dir_gc(path, &o, told, &lines, &rep, &err), "gc goes on where an item is damaged: %s",
+		err.text);
+	tap_ok(rep.bad_items == 1 && lines == 1, "counts it, and tells");
+	s = store_at(path, &o);
+	ss = session_of(s);
+	for (uint64_t n = 1; n < ITEMS; n += 2)
+		right += get_n(ss, n, size_of(n), 0) == GET_RIGHT;
+	tap_ok(right == ITEMS / 2 - 1 && !has_n(ss, 101), "all others are there");
+	store_end(ss);
+	store_close(s);
+	tap_ok(!dir_verify(path, NULL, NULL, &rep, &err) && !rep.dead_bytes, "and nothing that is dead or wrong");
+	store_rm(path);
+}
+
+/* ---- much that is no frame ---- */
+
+/* Item 2 is large and has a damaged head; the others are whole; no index; with `tail` bytes of nothing behind all. */
+static bool build_large(const char *path, bool hole, off_t tail, bool *able)
+{
+	enum { LARGE = 8 << 20, UNIT = 64 };
+	struct store_options o = { .segment = 64 << 20 };
+	struct store *s = store_at(path, &o);
+	struct store_session *ss = session_of(s);
+	uint8_t *p = malloc(LARGE), head[4096];
+	struct iovec iov = { p, LARGE };
+	struct store_key first = key_of(1);
+	struct store_put put = { .key = key_of(2), .iov = &iov, .iovs = 1 };
+	char names[2][64], file[700];
+	enum store_put_result r;
+	struct store_ref ref, is;
+	struct ds_err err;
+	struct stat st;
+	bool bad;
+	int fd;
+
+	bad = put_n(ss, 1, 500, NULL, &r, &err) ||
+		ss->store->ops->find(ss, &first, &ref, &err) ||
+		pread(ref.fd, head, sizeof head, (off_t)ref.offset) < UNIT;
+	ss->store->ops->release(ss, &ref);
+	for (size_t i = 0; i < LARGE; i += UNIT) /* heads of frames, all right but for their place */
+		memcpy(p + i, head, UNIT);
+	bad = bad || store_put(ss, &put, &r, &err) || put_n(ss, 3, 500, NULL, &r, &err);
+	bad = bad || ss->store->ops->find(ss, &put.key, &ref, &err);
+	is = ref;
+	ss->store->ops->release(ss, &ref);
+	store_end(ss);
+	store_close(s);
+	bad = bad || store_files(path, ".idx", names, 1) != 1;
+	snprintf(file, sizeof file, "%s/%.63s", path, names[0]);
+	unlink(file);
+	memcpy(strstr(file, ".idx"), ".seg", 4);
+	fd = open(file, O_RDWR);
+	bad = bad || fd < 0 || pwrite(fd, "?", 1, (off_t)is.offset + 30) != 1;
+	*able = !hole || !fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+		(off_t)(is.offset + is.head_bytes), LARGE);
+	if (tail && (fstat(fd, &st) || ftruncate(fd, st.st_size - UNIT / 2) || ftruncate(fd, tail)))
+		*able = false;
+	close(fd);
+	free(p);
+	return !bad;
+}
+
+static void large(const char *what, bool hole, off_t tail)
+{
+	const char *path = store_path("large");
+	struct store_options o = { .segment = 64 << 20 };
+	struct store_session *ss;
+	struct store *s;
+	int64_t began;
+	double took;
+	bool able;
+
+	if (!build_large(path, hole, tail, &able))
+		tap_bail("cannot build a store");
+	if (!able) {
+		tap_skip("this file system has no holes");
+		store_rm(path);
+		return;
+	}
+	began = time_mono_ns();
+	s = store_at(path, &o);
+	took = (double)(time_mono_ns() - began) * 1e-9;
+	ss = session_of(s);
+	tap_ok(get_n(ss, 1, 500, 0) == GET_RIGHT && get_n(ss, 3, 500, 0) == GET_RIGHT && !has_n(ss, 2),
+		"%s: what lies before and behind is there", what);
+	tap_ok(took < 10, "%s: the search is short: %.3f s", what, took);
+	store_end(ss);
+	store_close(s);
+	store_rm(path);
+}
+
 int main(void)
 {
+	large("a damaged item full of heads of frames", false, 0);
+	large("a hole", true, 0);
+	large("256 GB that were never written", true, (off_t)256 << 30);
 	flips(false);
 	flips(true);
 	verified();
 	planted();
 	no_indices();
+	gc();
 	return tap_done();
 }

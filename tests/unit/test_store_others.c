@@ -358,7 +358,7 @@ static void gc_full(void)
 	o.capacity = stat_of(ss).bytes + 1000;
 	store_end(ss);
 	store_close(s);
-	tap_ok(dead == 10 && !dir_gc(path, &o, &r, &err) && r.items == 20 && r.dead_bytes > 80000,
+	tap_ok(dead == 10 && !dir_gc(path, &o, NULL, NULL, &r, &err) && r.items == 20 && r.dead_bytes > 80000,
 		"gc of a store that is full");
 	s = store_at(path, &o);
 	ss = session_of(s);
@@ -368,7 +368,7 @@ static void gc_full(void)
 	store_end(ss);
 	store_close(s);
 	o.capacity = 1 << 20;
-	tap_ok(!dir_gc(path, &o, &r, &err) && r.items == 20, "and what is left has room elsewhere");
+	tap_ok(!dir_gc(path, &o, NULL, NULL, &r, &err) && r.items == 20, "and what is left has room elsewhere");
 	store_rm(path);
 }
 

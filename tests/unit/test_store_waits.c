@@ -51,7 +51,7 @@ static void held(struct store *s, struct store_session *ss, const char *path)
 	t = time_mono_ns();
 	tap_ok(store_del(ss, &k, &was, &err) == DS_TEMP && about(t, 4, 8), "without a deadline: some seconds");
 	t = time_mono_ns();
-	tap_ok(dir_gc(path, &s->o, &(struct dir_report){ 0 }, &err) == DS_TEMP && about(t, 8, 14),
+	tap_ok(dir_gc(path, &s->o, NULL, NULL, &(struct dir_report){ 0 }, &err) == DS_TEMP && about(t, 8, 14),
 		"opening gives up, too");
 	close(fd);
 	tap_ok(!store_del(ss, &k, &was, &err) && was, "and when it is free, it is deleted");

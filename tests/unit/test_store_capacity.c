@@ -1,0 +1,158 @@
+/* A directory remembers how much it may hold, and whoever writes keeps to it. */
+#include "tests/unit/stores.h"
+
+enum { SIZE = 20000, MANY = 200 };
+
+static uint64_t on_disk(const char *path)
+{
+	const char *kinds[] = { ".seg", ".idx" };
+	char names[512][64], file[700];
+	uint64_t sum = 0;
+	struct stat st;
+
+	for (int k = 0; k < 2; k++)
+		for (int i = store_files(path, kinds[k], names, 512); i-- > 0;) {
+			snprintf(file, sizeof file, "%s/%.63s", path, names[i]);
+			sum += stat(file, &st) ? 0 : (uint64_t)st.st_size;
+		}
+	return sum;
+}
+
+/* Puts items first to first + MANY, 4 MB; returns the most that the files had. */
+static uint64_t fill(struct store *s, const char *path, uint64_t first)
+{
+	struct store_session *ss = session_of(s);
+	enum store_put_result r;
+	uint64_t most = 0, now;
+	struct ds_err err;
+
+	for (uint64_t n = first; n < first + MANY; n++) {
+		if (put_n(ss, n, SIZE, NULL, &r, &err))
+			tap_diag("put: %s", err.text);
+		now = on_disk(path);
+		most = now > most ? now : most;
+	}
+	store_end(ss);
+	return most;
+}
+
+static uint64_t capacity_of(struct store *s)
+{
+	struct store_session *ss = session_of(s);
+	uint64_t n = stat_of(ss).capacity;
+
+	store_end(ss);
+	return n;
+}
+
+static void say(const char *path, const char *text)
+{
+	char file[700];
+	FILE *f;
+
+	snprintf(file, sizeof file, "%s/capacity", path);
+	f = fopen(file, "w");
+	if (!f || fputs(text, f) < 0 || fclose(f))
+		tap_bail("cannot write %s", file);
+}
+
+static void remembered(const char *path)
+{
+	struct store_options said = { .capacity = 1 << 20 }, none = { 0 };
+	struct store *s = store_at(path, &said);
+	uint64_t most;
+
+	store_close(s);
+	s = store_at(path, &none);
+	most = fill(s, path, 0);
+	tap_is_int((long long)capacity_of(s), 1 << 20, "what a directory may hold is remembered");
+	tap_ok(most <= 1 << 20 && most > 1 << 19, "and kept to by who says nothing: %d bytes", (int)most);
+	store_close(s);
+	s = store_at(path, &(struct store_options){ .read_only = true });
+	tap_is_int((long long)capacity_of(s), 1 << 20, "who only reads it knows it, too");
+	store_close(s);
+}
+
+static void changed(const char *path)
+{
+	struct store_options none = { 0 };
+	struct store *a = store_at(path, &none), *b;
+	uint64_t most;
+
+	b = store_at(path, &(struct store_options){ .capacity = 2 << 20 });
+	fill(a, path, 1000);
+	most = fill(a, path, 2000);
+	tap_ok(most > 3 << 19 && most <= 2 << 20, "what another process says is kept to by who runs: %d bytes",
+		(int)most);
+	say(path, "512K\n");
+	fill(a, path, 3000);
+	fill(b, path, 4000);
+	most = on_disk(path);
+	tap_ok(most <= 512 << 10, "so is what is written to the file: %d bytes", (int)most);
+	tap_is_int((long long)capacity_of(a), 512 << 10, "and told");
+	say(path, "a lot\n");
+	fill(a, path, 5000);
+	tap_is_int((long long)capacity_of(a), 512 << 10, "what is no size is passed over by who runs");
+	store_close(a);
+	store_close(b);
+	a = store_at(path, &(struct store_options){ .capacity = STORE_NO_LIMIT });
+	b = store_at(path, &none);
+	tap_is_int((long long)capacity_of(b), 0, "a limit can be taken away");
+	tap_ok(fill(b, path, 6000) > 3 << 20, "and then there is none");
+	store_close(a);
+	store_close(b);
+}
+
+static int open_code(const char *path, const char *option, const struct store_options *o, const char *why)
+{
+	struct store *s = NULL;
+	struct ds_err err = { 0 };
+	char addr[700];
+	int rc;
+
+	snprintf(addr, sizeof addr, "dir:%s%s", path, option);
+	rc = store_open(&s, addr, o, &err);
+	store_close(s);
+	return rc && !strstr(err.text, why) ? -1 : rc;
+}
+
+static void addresses(const char *path)
+{
+	struct store_options none = { 0 }, said = { .capacity = 1 << 20 }, ro = { .read_only = true };
+	struct store *s;
+
+	tap_is_int(open_code(path, "?capacity=3M", &none, ""), 0, "an address says a capacity");
+	s = store_at(path, &none);
+	tap_is_int((long long)capacity_of(s), 3 << 20, "which is remembered");
+	store_close(s);
+	tap_is_int(open_code(path, "?capacity=3Q", &none, "no size"), DS_USAGE, "one that is no size is refused");
+	tap_is_int(open_code(path, "?capacity=1K", &none, "the least is"), DS_USAGE, "one that is too small, too");
+	tap_is_int(open_code(path, "?capacity=1M", &said, "twice"), DS_USAGE, "one that is said twice is refused");
+	tap_is_int(open_code(path, "?capacity=1M", &ro, "only read"), DS_USAGE, "one without effect is refused");
+	say(path, "a lot\n");
+	tap_is_int(open_code(path, "", &none, "/capacity' is no size"), DS_CONFIG, "a file that says no size, too");
+	tap_is_int(open_code(path, "", &ro, ""), 0, "but not for who only reads");
+	tap_is_int(open_code(path, "", &said, ""), 0, "nor where it is said");
+	tap_is_int(open_code(path, "?capacity=0", &none, ""), 0, "0 is no limit");
+	s = store_at(path, &none);
+	tap_is_int((long long)capacity_of(s), 0, "for all");
+	store_close(s);
+}
+
+static void remove_all(const char *path)
+{
+	store_rm(path);
+	if (access(path, F_OK) == 0)
+		tap_bail("%s is still there", path);
+}
+
+int main(void)
+{
+	const char *path = store_path("capacity");
+
+	remembered(path);
+	changed(path);
+	addresses(path);
+	remove_all(path);
+	return tap_done();
+}
