@@ -48,6 +48,7 @@ struct kv_write {
 	struct store_key key;
 	struct block_id id;        /* its ids are ours */
 	bool again;                /* though the store says that it is there: it did not come */
+	bool doubted;              /* it lies behind one that did not: whether it is there is to be looked at closely */
 	unsigned char *memory;     /* [layers, tokens of the block, dim] */
 };
 STAILQ_HEAD(kv_write_list, kv_write);

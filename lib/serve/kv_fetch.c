@@ -184,14 +184,15 @@ static void forget(struct kv_ask *a, struct store_session *ss)
 	store_del(ss, &a->keys[a->arrived], &was, &err);
 }
 
-/* Too late with something in hand is slow, not lost. */
+/* Stopped with something in hand: too late is slow, not lost, and what is busy is neither. */
 static int fetch(struct kv_ask *a, struct store_session *ss, struct ds_err *err)
 {
 	struct store_sink sink = { .ctx = a, .place = place, .done = done };
+	int64_t until = time_mono_ns() + a->c->o.timeout_ns;
 	size_t got;
 	int rc;
 
-	store_deadline(ss, time_mono_ns() + a->c->o.timeout_ns);
+	store_deadline(ss, until);
 	rc = store_get(ss, a->keys + a->first, a->found - a->first, &sink, &got, err);
 	if (a->wrong && !rc)
 		forget(a, ss);
@@ -199,7 +200,7 @@ static int fetch(struct kv_ask *a, struct store_session *ss, struct ds_err *err)
 	if (rc != DS_TEMP || a->arrived == a->first)
 		return rc;
 	pthread_mutex_lock(&a->c->lock);
-	a->late = true;
+	a->late = time_mono_ns() >= until;
 	pthread_mutex_unlock(&a->c->lock);
 	return 0;
 }

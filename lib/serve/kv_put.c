@@ -129,8 +129,10 @@ static void count_out(struct kv_client *c, uint64_t *outcome)
 	pthread_mutex_unlock(&c->lock);
 }
 
+enum trust { TRUSTED, DOUBTED, MISSED };
+
 static void take(struct kv_client *c, const struct store_key *key, const struct block_id *id, void *const *pages,
-	bool again)
+	enum trust trust)
 {
 	size_t n = (size_t)c->o.layout.tokens + (c->o.layout.mtp > 0), i = place_of(key);
 	struct kv_write *w;
@@ -141,7 +143,8 @@ static void take(struct kv_client *c, const struct store_key *key, const struct 
 	if (w) {
 		w->key = *key;
 		w->id = *id;
-		w->again = again;
+		w->again = trust == MISSED;
+		w->doubted = trust == DOUBTED;
 		w->id.ids = mem_copy(id->ids, n * sizeof(*id->ids));
 		w->memory = mem_array(c->block_bytes, 1);
 	}
@@ -165,31 +168,30 @@ struct store_key kv_put(struct kv_client *c, const struct block_id *id, void *co
 	struct store_key key = block_key(&c->o.layout, id);
 
 	if (!kv_known(c, &key, 0))
-		take(c, &key, id, pages, false);
+		take(c, &key, id, pages, TRUSTED);
 	return key;
 }
 
 void kv_put_prompt(struct kv_client *c, const struct kv_ask *a, const struct kv_seq *s, const uint32_t *ids,
 	const uint8_t *decoded, const struct store_key *keys, size_t n)
 {
-	size_t doubted = SIZE_MAX; /* from there on what the store says is not believed */
+	size_t missed = SIZE_MAX; /* did not come, though the store says that it is there; behind it nothing is known */
 	bool asked;
 
 	pthread_mutex_lock(&c->lock);
 	asked = a && a->asked;
 	if (a && a->short_of)
-		doubted = a->arrived;
+		missed = a->arrived;
 	pthread_mutex_unlock(&c->lock);
 	for (size_t b = 0; b < n; b++) {
 		struct block_id id = kv_id(c, keys, ids, b, 0);
+		enum trust t = !a || b < missed || b >= a->found ? TRUSTED : b == missed ? MISSED : DOUBTED;
 
-		bool again = b >= doubted && b < a->found;
-
-		if (asked && !again && b < a->blocks && a->here[b] && store_key_equal(&a->keys[b], &keys[b]))
+		if (asked && t == TRUSTED && b < a->blocks && a->here[b] && store_key_equal(&a->keys[b], &keys[b]))
 			continue;
 		if (kv_known(c, &keys[b], a ? a->began_ns : 0) || !kv_decoded(c, decoded + b * c->pages, &id.decoded))
 			continue;
-		take(c, &keys[b], &id, s->pages + b * c->pages, again);
+		take(c, &keys[b], &id, s->pages + b * c->pages, t);
 	}
 }
 
@@ -292,8 +294,13 @@ static int look(struct kv_client *c, struct store_session *ss, struct kv_write *
 	size_t prefix;
 	int rc;
 
-	for (size_t i = 0; i < n; i++)
+	for (size_t i = 0; i < n; i++) {
 		keys[i] = w[i]->key;
+		if (w[i]->doubted)
+			set_deadline(c, ss);
+		if (w[i]->doubted && !store_doubt(ss, &keys[i]))
+			w[i]->again = true;
+	}
 	set_deadline(c, ss);
 	rc = store_has(ss, keys, n, here, &prefix, err);
 	for (size_t i = 0; i < n; i++)

@@ -268,6 +268,8 @@ struct ids { struct segment_id *id; size_t n, cap, odd; /* odd: so called, but n
 int dir_names(struct dir *d, struct ids *ids, struct ds_err *err);
 /* Without force at most every so often, and not while another thread does. */
 int dir_look(struct dir *d, bool force, struct ds_err *err);
+/* Records [n] of a segment, but for dead ones, to the index. */
+int segment_enter(struct dir *d, struct segment *seg, const struct idx_record *r, size_t n, struct ds_err *err);
 /* Under dir.write and the directory's lock: what dead processes left is made complete, as far as that is possible. */
 void dir_inherit(struct dir *d);
 void dir_sweep(struct dir *d, bool now);

@@ -278,8 +278,12 @@ static int already(struct dir_session *ss, const struct store_put *p, bool *is, 
 	int rc = 0;
 
 	*is = dir_find(d, &p->key, false, &f);
+	if (!*is && p->exact) {
+		rc = dir_look(d, true, err);
+		*is = !rc && dir_find(d, &p->key, false, &f);
+	}
 	if (!*is)
-		return 0;
+		return rc;
 	*is = !dir_over(ss, &f);
 	if (*is && (p->sync || d->base.o.sync)) {
 		rc = segment_sync(d, f.seg, ((uint64_t)f.e.offset + f.e.front + f.e.data) * INDEX_UNIT, err);

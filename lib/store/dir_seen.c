@@ -21,7 +21,7 @@ enum {
 
 /* ---- items of others ---- */
 
-static int add_records(struct dir *d, struct segment *seg, const struct idx_record *r, size_t n, struct ds_err *err)
+int segment_enter(struct dir *d, struct segment *seg, const struct idx_record *r, size_t n, struct ds_err *err)
 {
 	enum { AHEAD = 16 };
 	uint64_t hash[AHEAD];
@@ -100,7 +100,7 @@ static int tail(struct dir *d, struct segment *seg, struct ds_err *err)
 		s.frames = seg->frames;
 		rc = scan_all(d, &s, &x, &ended, false, err);
 		if (!rc)
-			rc = add_records(d, seg, x.rec, x.n, err);
+			rc = segment_enter(d, seg, x.rec, x.n, err);
 		pthread_rwlock_wrlock(&d->lock);
 		if (!rc && x.size > seg->size) {
 			segment_grow(seg, x.size);
@@ -137,7 +137,7 @@ static int seen_new(struct dir *d, const struct segment_id *id, struct ds_err *e
 	if (!seg)
 		rc = err->code;
 	else if (beside)
-		rc = add_records(d, seg, x.rec, x.n, err);
+		rc = segment_enter(d, seg, x.rec, x.n, err);
 	else
 		rc = tail(d, seg, err);
 	if (seg && rc) { /* next time from the beginning */
@@ -346,7 +346,7 @@ static int inherit(struct dir *d, struct segment *seg, int fd, struct ds_err *er
 	if (!rc && x.n) {
 		rc = idx_write(d, &seg->id, &x, err);
 		if (!rc)
-			rc = add_records(d, seg, x.rec, x.n, err);
+			rc = segment_enter(d, seg, x.rec, x.n, err);
 	} else if (!rc) {
 		unlinkat(d->fd, seg->name, 0);
 	}

@@ -194,8 +194,10 @@ static int move_wanted(struct dir *d, struct segment *seg, const struct idx *x, 
 
 /* ---- going ---- */
 
+struct went { uint64_t items, bytes; };
+
 /* Entries of records [n] go; false: one of them is pinned. */
-static bool remove_some(struct dir *d, struct segment *seg, const struct idx_record *r, size_t n)
+static bool remove_some(struct dir *d, struct segment *seg, const struct idx_record *r, size_t n, struct went *w)
 {
 	bool pinned = false;
 
@@ -211,8 +213,8 @@ static bool remove_some(struct dir *d, struct segment *seg, const struct idx_rec
 		pinned = dir_pinned(d, &r[i].key);
 		if (pinned)
 			break;
-		COUNT(d, evicted, 1);
-		COUNT(d, evicted_bytes, (uint64_t)index_data(e) * INDEX_UNIT);
+		w->items++;
+		w->bytes += (uint64_t)index_data(e) * INDEX_UNIT;
 		entry_remove(d, entry);
 		if (!seg->id.main)
 			index_ghost_add(d->index, hash);
@@ -237,6 +239,7 @@ void segment_remove(struct dir *d, struct segment *seg)
 static bool evict(struct dir *d, struct segment *seg, bool moving, uint64_t *budget, struct ds_err *err)
 {
 	uint64_t moved = d->st.moved_bytes; /* changed by this thread only */
+	struct went gone = { 0 };
 	struct idx x = { 0 };
 	bool went;
 
@@ -245,11 +248,18 @@ static bool evict(struct dir *d, struct segment *seg, bool moving, uint64_t *bud
 		idx_free(&x);
 	went = !moving || (!mostly_pinned(d, seg, &x) && !move_wanted(d, seg, &x, budget, err));
 	for (size_t i = 0; i < x.n && went; i += BATCH)
-		went = remove_some(d, seg, x.rec + i, x.n - i < BATCH ? x.n - i : BATCH);
+		went = remove_some(d, seg, x.rec + i, x.n - i < BATCH ? x.n - i : BATCH, &gone);
 	if (went && moved != d->st.moved_bytes)
 		went = !dir_settle(d, err);
-	if (went)
+	if (went) {
 		segment_remove(d, seg);
+		COUNT(d, evicted, gone.items);
+		COUNT(d, evicted_bytes, gone.bytes);
+	} else if (gone.items) {
+		/* It stays, so its items do: else they would be there again after a restart, whatever was put or
+		 * deleted meanwhile. */
+		segment_enter(d, seg, x.rec, x.n, &(struct ds_err){ 0 });
+	}
 	idx_free(&x);
 	return went;
 }

@@ -28,7 +28,8 @@ static bool put(struct resp_conn *c, struct resp_text name, struct resp_text val
 {
 	struct iovec iov = { (void *)(uintptr_t)value.p, value.n };
 	struct store_put p = {
-		.key = resp_key(name), .meta = c->meta, .iov = &iov, .iovs = 1, .replace = !how->if_absent,
+		.key = resp_key(name), .meta = c->meta, .iov = &iov, .iovs = 1,
+		.replace = !how->if_absent, .exact = how->if_absent,
 		.ttl_ns = how->timed ? (uint64_t)how->ttl_ns : 0,
 	};
 	enum store_put_result result;

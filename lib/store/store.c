@@ -98,6 +98,14 @@ int store_del(struct store_session *ss, const struct store_key *key, bool *was, 
 	return read_only(ss, err) ? err->code : ss->store->ops->del(ss, key, was, err);
 }
 
+bool store_doubt(struct store_session *ss, const struct store_key *key)
+{
+	if (!ss->store->ops->doubt)
+		return false;
+	ss->store->ops->doubt(ss, key);
+	return true;
+}
+
 int store_pin(struct store_session *ss, const struct store_key *keys, size_t n, bool pin, struct ds_err *err)
 {
 	if (many(n, err))

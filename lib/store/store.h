@@ -78,11 +78,15 @@ struct store_put {
 	unsigned element;                /* bytes of an element of it, for compression; 0: not known */
 	uint64_t ttl_ns;                 /* 0: the store's */
 	bool sync;                       /* on disk before the answer */
-	bool replace;                    /* though the key is there: for values that are not named by their content */
+	bool replace;                    /* though the key is there: a value that is not named by its content */
+	bool exact;                      /* what other processes have just put is looked for, too */
 };
 /* The bytes are copied or written before it returns. */
 int store_put(struct store_session *ss, const struct store_put *p, enum store_put_result *how, struct ds_err *err);
 int store_del(struct store_session *ss, const struct store_key *key, bool *was, struct ds_err *err);
+/* It may not be what was put: the store reads it again, and it is no longer there if so.  False: this kind of store
+ * does not do that. */
+bool store_doubt(struct store_session *ss, const struct store_key *key);
 /* Pinned items are not evicted until they are unpinned as often, or the session ends.  DS_TEMP: too much is pinned.
  * Of a key that is not there, and by stores that have no pins (Redis), nothing is done. */
 int store_pin(struct store_session *ss, const struct store_key *keys, size_t n, bool pin, struct ds_err *err);
