@@ -125,6 +125,7 @@ static void dir_locks(struct dir *d)
 	pthread_mutex_init(&d->files, NULL);
 	pthread_mutex_init(&d->scan, NULL);
 	pthread_mutex_init(&d->write, NULL);
+	pthread_mutex_init(&d->lanes, NULL);
 	pthread_mutex_init(&d->flights, NULL);
 	pthread_mutex_init(&d->pins, NULL);
 	pthread_mutex_init(&d->rest, NULL);
@@ -132,13 +133,14 @@ static void dir_locks(struct dir *d)
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
 	pthread_cond_init(&d->wake, &clock);
 	pthread_cond_init(&d->landed, &clock);
+	for (int i = 0; i < 2; i++)
+		pthread_cond_init(&d->lane_free[i], &clock);
 	pthread_condattr_destroy(&clock);
 }
 
 static void dir_close(struct store *s)
 {
 	struct dir *d = (struct dir *)s;
-	struct ds_err err;
 
 	if (d->threaded) {
 		pthread_mutex_lock(&d->rest);
@@ -148,9 +150,7 @@ static void dir_close(struct store *s)
 		pthread_join(d->thread, NULL);
 	}
 	pthread_mutex_lock(&d->write);
-	for (int i = 0; i < 2; i++)
-		if (d->active[i])
-			segment_seal(d, d->active[i], &err);
+	lanes_seal(d);
 	pthread_mutex_unlock(&d->write);
 	dir_free(d);
 }

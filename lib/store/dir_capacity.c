@@ -34,7 +34,7 @@ static uint64_t segment_size(uint64_t segment, uint64_t capacity)
 static void set(struct dir *d, uint64_t capacity)
 {
 	__atomic_store_n(&d->capacity, capacity, __ATOMIC_RELAXED);
-	d->segment_bytes = segment_size(d->base.o.segment, capacity);
+	__atomic_store_n(&d->segment_bytes, segment_size(d->base.o.segment, capacity), __ATOMIC_RELAXED);
 }
 
 static bool usable(uint64_t capacity)

@@ -211,7 +211,7 @@ static int gc_segment(const struct gc *g, struct segment *seg, enum gc_pass pass
 	struct idx x = { 0 };
 	uint64_t dead;
 	bool gone;
-	int rc = 0;
+	int rc = 0, unsettled;
 
 	pthread_rwlock_rdlock(&d->lock);
 	gone = seg->gone;
@@ -227,11 +227,13 @@ static int gc_segment(const struct gc *g, struct segment *seg, enum gc_pass pass
 	if ((!dead && !merge) || (pass == GC_EMPTY && any_alive(d, seg, &x)))
 		goto out;
 	rc = gc_move(g, seg, &x, err);
-	if (!rc)
-		rc = dir_settle(d, err);
+	unsettled = dir_settle(d, rc ? &(struct ds_err){ 0 } : err);
+	rc = rc ? rc : unsettled;
 	if (!rc) {
 		g->r->dead_bytes += dead;
 		segment_remove(d, seg);
+	} else if (!unsettled) { /* what was moved is deleted there: else it would be back after a restart */
+		segment_enter(d, seg, x.rec, x.n, &(struct ds_err){ 0 });
 	}
 out:
 	segment_unlock(d, seg);

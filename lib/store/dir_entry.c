@@ -178,8 +178,7 @@ static void entry_place(struct index_entry *e, struct segment *seg, const struct
 	__atomic_fetch_add(&seg->items, 1, __ATOMIC_RELAXED);
 }
 
-/* When an item that is known was put; 0: it cannot be read any more. */
-uint64_t entry_put_at(struct dir *d, const struct index_entry *e)
+uint64_t entry_put_at(struct dir *d, struct segment *seg, const struct index_entry *e)
 {
 	uint8_t front[SEGMENT_FRONT_MAX];
 	size_t n = (size_t)e->front * INDEX_UNIT;
@@ -188,7 +187,7 @@ uint64_t entry_put_at(struct dir *d, const struct index_entry *e)
 	struct ds_err err;
 	struct frame f;
 	uint64_t at = 0;
-	int fd = segment_fd(d, d->seg[e->segment]);
+	int fd = segment_fd(d, seg);
 
 	if (fd < 0 || n > sizeof front || !dir_read(fd, front, n, (uint64_t)e->offset * INDEX_UNIT) ||
 		frame_parser_new(&p, &err))
@@ -200,27 +199,65 @@ uint64_t entry_put_at(struct dir *d, const struct index_entry *e)
 	return at;
 }
 
+static uint64_t end_of(uint32_t offset, uint32_t front, uint32_t data)
+{
+	return ((uint64_t)offset + front + data) * INDEX_UNIT;
+}
+
+void rivals_release(struct dir *d, struct rivals *rivals)
+{
+	if (rivals->seg)
+		segment_release(d, rivals->seg);
+	if (rivals->loser.seg)
+		segment_release(d, rivals->loser.seg);
+	rivals->seg = rivals->loser.seg = NULL;
+}
+
+static void hold(struct segment *seg)
+{
+	__atomic_fetch_add(&seg->refs, 1, __ATOMIC_RELAXED);
+}
+
+static void settle(struct dir *d, struct rivals *rivals, struct segment *seg, uint64_t end, const struct place *loser)
+{
+	if (!rivals) {
+		if (loser->seg)
+			segment_drop(d, loser, &(struct ds_err){ 0 }); /* what cannot be deleted is met again */
+		return;
+	}
+	rivals->seg = seg;
+	rivals->end = end;
+	rivals->loser = *loser;
+	hold(seg);
+	if (loser->seg)
+		hold(loser->seg);
+}
+
 /* A key that is there twice: the younger one stays, of one that was moved the copy. */
-static void entry_again(struct dir *d, uint32_t entry, struct segment *seg, const struct idx_record *r, unsigned asked)
+static void entry_again(struct dir *d, uint32_t entry, struct segment *seg, const struct idx_record *r, unsigned asked,
+	struct rivals *rivals)
 {
 	struct index_entry *e = index_at(d->index, entry);
 	struct segment *old = d->seg[e->segment];
-	uint64_t at = d->gone[e->segment] || old == d->leaving ? 0 : entry_put_at(d, e);
-	struct ds_err err; /* what cannot be deleted is met again */
+	struct place was = { old, e->offset, e->front }, is = { seg, r->offset, r->front };
+	bool known = rivals && old == rivals->known.seg && e->offset == rivals->known.offset;
+	uint64_t at = d->gone[e->segment] || known ? 0 : entry_put_at(d, old, e);
 	bool newer = r->at_ns != at ? r->at_ns > at : seg->id.main != old->id.main ? seg->id.main
 		: segment_order(&seg->id, &old->id) > 0;
 
 	if (at && !newer) {
-		segment_drop(d, seg, r->offset, r->front, &err);
+		settle(d, rivals, old, end_of(e->offset, e->front, index_data(e)), &is);
 		return;
 	}
-	if (at)
-		segment_drop(d, old, e->offset, e->front, &err);
+	if (!at && !known)
+		was.seg = NULL;
+	settle(d, rivals, seg, end_of(r->offset, r->front, r->data), &was);
 	entry_leaves(d, e);
 	entry_place(e, seg, r, asked);
 }
 
-bool entry_add(struct dir *d, struct segment *seg, const struct idx_record *r, uint64_t hash, unsigned asked)
+bool entry_add(struct dir *d, struct segment *seg, const struct idx_record *r, uint64_t hash, unsigned asked,
+	struct rivals *rivals)
 {
 	uint32_t entry = index_find(d->index, &r->key, hash);
 	const struct index_entry *e;
@@ -230,11 +267,11 @@ bool entry_add(struct dir *d, struct segment *seg, const struct idx_record *r, u
 		if (entry == INDEX_NONE)
 			return false;
 		entry_place(index_at(d->index, entry), seg, r, asked);
+		settle(d, rivals, seg, end_of(r->offset, r->front, r->data), &(struct place){ 0 });
 		return true;
 	}
 	e = index_at(d->index, entry);
 	if (e->segment != seg->slot || e->offset != r->offset)
-		entry_again(d, entry, seg, r, asked);
+		entry_again(d, entry, seg, r, asked, rivals);
 	return true;
 }
-

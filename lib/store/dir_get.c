@@ -116,13 +116,14 @@ static enum state read_payload(struct tools *t, int fd, const struct found *f, c
  * it. */
 static void give_up(struct dir *d, const struct found *f, enum state state)
 {
+	const struct place place = { f->seg, f->e.offset, f->e.front };
 	struct ds_err err;
 	bool settled;
 
 	if (!dir_forget(d, f))
 		return;
 	if (state == EXPIRED) /* or it would be back if the clock went back */
-		segment_drop(d, f->seg, f->e.offset, f->e.front, &err);
+		segment_drop(d, &place, &err);
 	if (state != WRONG)
 		return;
 	COUNT(d, corrupt, 1);
@@ -130,7 +131,7 @@ static void give_up(struct dir *d, const struct found *f, enum state state)
 	settled = (f->seg->sealed || f->seg->mine) && !f->seg->gone;
 	pthread_rwlock_unlock(&d->lock);
 	if (settled)
-		segment_drop(d, f->seg, f->e.offset, f->e.front, &err);
+		segment_drop(d, &place, &err);
 }
 
 /* Looks it up and reads its front.  DS_NO: it is not there. */

@@ -52,7 +52,7 @@ static bool find_now(struct dir *d, const struct store_key *key, bool ask, struc
 		pthread_rwlock_unlock(&d->lock);
 	}
 	if (over) { /* or it would be back if the clock went back */
-		segment_drop(d, over, f->e.offset, f->e.front, &(struct ds_err){ 0 });
+		segment_drop(d, &(struct place){ over, f->e.offset, f->e.front }, &(struct ds_err){ 0 });
 		segment_release(d, over);
 	}
 	return f->seg != NULL;

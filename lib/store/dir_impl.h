@@ -7,7 +7,7 @@
  *   dir_lock.c       waiting for other threads and processes
  *   dir_seen.c       what other processes did: segments that came, grew, went away; taking over what a dead one left
  *   segment.c        names and marks        segment_write.c  making, appending, sealing
- *   segment_sync.c   bringing them to disk
+ *   segment_lanes.c  which of them are written      segment_sync.c    bringing them to disk
  *   segment_scan.c   finding the items of a file           segment_idx.c     the file beside a complete segment
  *   evict.c          making room
  *   dir_verify.c     looking through the files   dir_copy.c    gc, export, import
@@ -15,7 +15,8 @@
  *
  * Locks, in this order: dir.write (what this process writes and removes; and with it, where files are removed, made or
  * taken over, the lock of the directory against other processes), dir.scan (looking through the directory),
- * dir.lock (index and table of segments; held for moments).
+ * dir.lanes (which segments are being written to), dir.lock (index and table of segments): both held for moments.
+ * Payloads are written under none of them: whoever writes has the segment to itself (busy).
  */
 #ifndef DS_STORE_DIR_IMPL_H
 #define DS_STORE_DIR_IMPL_H
@@ -34,6 +35,7 @@ enum {
 	SEGMENT_END_MAX = 128,          /* bytes of the frame that ends it */
 	IDX_HEAD = 64, IDX_RECORD = 44, /* bytes in the file beside it */
 	PIN_CHAINS = 1024,
+	LANES = 4,                      /* segments of a kind that are written at once */
 };
 
 /* ---- names and marks ---- */
@@ -137,7 +139,10 @@ struct segment {
 	bool beside;              /* sealed: its file beside it is there */
 	bool skip;                /* evict.c: not this time */
 	unsigned pins;            /* under dir.pins */
-	struct idx idx;           /* mine and not sealed: what is in it */
+	struct idx idx;           /* mine and not sealed: what is in it; of whoever writes to it */
+	bool busy, broken;        /* under dir.lanes: somebody writes to it; a write failed */
+	bool growing;             /* atomic: mine and not sealed */
+	uint64_t moved;           /* under dir.write: what was moved to it lies below */
 	pthread_mutex_t sync;     /* of what follows */
 	pthread_cond_t synced_more;
 	uint64_t synced;
@@ -158,7 +163,7 @@ int tools_new(struct tools *t, struct ds_err *err);
 void tools_free(struct tools *t);
 uint8_t *tools_room(uint8_t **p, size_t *cap, size_t n); /* NULL: no memory */
 
-struct flight { struct store_key key; struct flight *next; };
+struct flight { struct store_key key; bool shared; struct flight *next; };
 
 struct dir {
 	struct store base;
@@ -168,7 +173,7 @@ struct dir {
 	bool marked;              /* the secret is known */
 	uint64_t writer, time;    /* this process's; of its last segment */
 	uint64_t capacity;        /* 0: none; atomic, set under write */
-	uint64_t segment_bytes;   /* under write */
+	uint64_t segment_bytes;   /* the same */
 	bool said;                /* a capacity, which could not be written to its file yet */
 	bool promised;            /* atomic: file `sync` is there */
 
@@ -191,14 +196,17 @@ struct dir {
 
 	pthread_mutex_t write;
 	int64_t until;            /* under write: how long whoever has it waits for other processes */
-	struct segment *active[2]; /* small, main */
 	bool unsettled;           /* a segment could not be brought to disk when it was complete */
-	const struct segment *leaving; /* has the item that one being written replaces: it is not to be deleted */
 	struct tools tools;       /* under write */
+
+	pthread_mutex_t lanes;
+	pthread_cond_t lane_free[2];
+	struct segment *active[2][LANES]; /* small, main; changed under write, too */
+	bool beginning[2];        /* somebody begins one */
 
 	pthread_mutex_t flights;
 	pthread_cond_t landed;
-	struct flight *flight;
+	struct flight *flight;    /* in the order in which they came */
 
 	pthread_mutex_t pins;
 	struct pin *pin[PIN_CHAINS]; /* dir_pin.c */
@@ -250,16 +258,27 @@ bool dir_over(struct dir_session *ss, const struct found *f);
 /* Takes it out of the index if it still lies there; true: it did. */
 bool dir_forget(struct dir *d, const struct found *f);
 /* Deletes an item in its file, and in the file beside it.  DS_IO: it will be there again after a restart. */
-int segment_drop(struct dir *d, struct segment *seg, uint32_t offset, uint32_t front, struct ds_err *err);
+struct place { struct segment *seg; uint32_t offset, front; };
+int segment_drop(struct dir *d, const struct place *p, struct ds_err *err);
 
 /* Under dir.lock for writing. */
 void entry_remove(struct dir *d, uint32_t entry);
 struct segment *segment_add(struct dir *d, const struct segment_id *id, struct ds_err *err);
 void segment_gone(struct dir *d, struct segment *seg);
-/* When an item that is known was put; 0: it cannot be read any more. */
-uint64_t entry_put_at(struct dir *d, const struct index_entry *e);
-/* One that is there already, from elsewhere, stays if it is younger; the other is deleted.  False: no memory. */
-bool entry_add(struct dir *d, struct segment *seg, const struct idx_record *r, uint64_t hash, unsigned asked);
+/* When an item of a segment that is held was put; 0: it cannot be read any more. */
+uint64_t entry_put_at(struct dir *d, struct segment *seg, const struct index_entry *e);
+/* Two items of one key: which is the one now, and which is to be deleted, once the other is written.  Both held. */
+struct rivals {
+	struct place known;            /* of one that is known to be older; not held */
+	struct segment *seg;           /* the one */
+	uint64_t end;                  /* it lies below */
+	struct place loser;            /* seg NULL: there is none */
+};
+void rivals_release(struct dir *d, struct rivals *rivals);
+/* One that is there already, from elsewhere, stays if it is younger; the other is deleted, or noted in rivals.  False:
+ * no memory. */
+bool entry_add(struct dir *d, struct segment *seg, const struct idx_record *r, uint64_t hash, unsigned asked,
+	struct rivals *rivals);
 
 /* ---- dir_seen.c ---- */
 
@@ -286,7 +305,7 @@ int dir_lock(struct dir *d, struct ds_err *err); /* of the directory; under dir.
 bool dir_trylock(struct dir *d);
 void dir_unlock(struct dir *d);
 
-/* ---- segment_write.c, segment_sync.c; all but segment_sync under dir.write ---- */
+/* ---- segment_write.c, segment_sync.c; all but segment_append and segment_sync under dir.write ---- */
 
 static inline void segment_grow(struct segment *seg, uint64_t size)
 {
@@ -294,9 +313,6 @@ static inline void segment_grow(struct segment *seg, uint64_t size)
 }
 uint64_t segment_holds(const struct segment *seg); /* bytes of its files */
 uint64_t segment_bytes(const struct segment *seg); /* that it counts for: while it grows, what it may grow to */
-/* The active segment of that kind with room for n bytes, made and room made for it where needed.  moving: for an item
- * that is moved.  DS_TEMP, DS_IO. */
-int segment_for(struct dir *d, bool main, uint64_t n, bool moving, struct segment **seg, struct ds_err *err);
 struct append {
 	struct store_item item;
 	unsigned flags;
@@ -304,10 +320,12 @@ struct append {
 	const struct iovec *iov;
 	int iovs;
 	unsigned asked;
-	const struct segment *from;      /* of the one that it replaces */
 };
-int segment_append(struct dir *d, struct tools *t, struct segment *seg, const struct append *a, uint64_t *end,
+/* By whoever has it (busy).  DS_IO: it is broken then. */
+int segment_append(struct dir *d, struct tools *t, struct segment *seg, const struct append *a, struct rivals *rivals,
 	struct ds_err *err);
+/* A new one, which is the caller's.  DS_TEMP, DS_IO. */
+int segment_create(struct dir *d, bool main, uint64_t reserve, struct segment **seg, struct ds_err *err);
 int segment_seal(struct dir *d, struct segment *seg, struct ds_err *err);
 int segment_close_file(struct dir *d, int fd, const struct segment_id *id, uint64_t frames, uint64_t size,
 	uint64_t *end, struct ds_err *err);
@@ -316,6 +334,20 @@ bool segment_unsafe(struct segment *seg);
 /* The bytes [at, at + n) of a file become so many frames that readers skip. */
 int segment_fill(struct dir *d, int fd, uint64_t at, uint64_t n, uint64_t seq, uint64_t frames, struct ds_err *err);
 int segment_sync(struct dir *d, struct segment *seg, uint64_t upto, struct ds_err *err);
+
+/* ---- segment_lanes.c ---- */
+
+/* A segment of that kind with room for n bytes, for the caller alone until it gives it back; made and room made for it
+ * where needed.  Not under dir.write.  DS_TEMP, DS_IO. */
+int lane_take(struct dir *d, bool main, uint64_t n, int64_t until, struct segment **seg, struct ds_err *err);
+void lane_give(struct dir *d, struct segment *seg, bool broken);
+void lanes_mend(struct dir *d, int64_t until); /* those that are broken are completed */
+/* The same under dir.write and the directory's lock, for an item that is moved. */
+int lane_for_move(struct dir *d, bool main, uint64_t n, struct segment **seg, struct ds_err *err);
+/* Under dir.write: all are completed; false: there were none. */
+bool lanes_seal(struct dir *d);
+bool lanes_enter(struct dir *d, struct segment *seg); /* false: there are too many */
+void lanes_leave(struct dir *d, struct segment *seg);
 
 /* ---- evict.c ---- */
 
@@ -367,6 +399,10 @@ void dir_pin_moved(struct dir *d, const struct store_key *key, struct segment *t
 static inline uint64_t dir_capacity(const struct dir *d)
 {
 	return __atomic_load_n(&d->capacity, __ATOMIC_RELAXED);
+}
+static inline uint64_t dir_segment_bytes(const struct dir *d)
+{
+	return __atomic_load_n(&d->segment_bytes, __ATOMIC_RELAXED);
 }
 /* Takes "?capacity=SIZE" off a path.  DS_USAGE. */
 int capacity_option(char *path, struct store_options *o, struct ds_err *err);

@@ -12,27 +12,15 @@
 
 enum { ZSTD_LEVEL = 1, TRIES = 8 };
 
-/* ---- one thread at a time stores a key ---- */
+/* ---- one thread at a time stores or deletes a key; but any number replace it, each with a time of its own ---- */
 
-static int flight_begin(struct dir *d, struct flight *f, int64_t until, struct ds_err *err)
+static bool must_wait(const struct dir *d, const struct flight *f)
 {
-	const struct timespec t = { .tv_sec = until / 1000000000, .tv_nsec = until % 1000000000 };
-	struct flight *other;
-	int late = 0;
+	const struct flight *before = d->flight;
 
-	pthread_mutex_lock(&d->flights);
-	do {
-		for (other = d->flight; other && !store_key_equal(&other->key, &f->key);)
-			other = other->next;
-		if (other)
-			late = pthread_cond_timedwait(&d->landed, &d->flights, &t);
-	} while (other && late != ETIMEDOUT);
-	if (!other) {
-		f->next = d->flight;
-		d->flight = f;
-	}
-	pthread_mutex_unlock(&d->flights);
-	return other ? err_set(err, DS_TEMP, "'%s': another put of the same key is not done", d->path) : 0;
+	while (before != f && (!store_key_equal(&before->key, &f->key) || (before->shared && f->shared)))
+		before = before->next;
+	return before != f;
 }
 
 static void flight_end(struct dir *d, const struct flight *f)
@@ -45,6 +33,26 @@ static void flight_end(struct dir *d, const struct flight *f)
 	*p = f->next;
 	pthread_cond_broadcast(&d->landed);
 	pthread_mutex_unlock(&d->flights);
+}
+
+static int flight_begin(struct dir *d, struct flight *f, int64_t until, struct ds_err *err)
+{
+	const struct timespec t = { .tv_sec = until / 1000000000, .tv_nsec = until % 1000000000 };
+	struct flight **end = &d->flight;
+	bool wait;
+	int late = 0;
+
+	pthread_mutex_lock(&d->flights);
+	while (*end)
+		end = &(*end)->next;
+	*end = f;
+	while ((wait = must_wait(d, f)) && late != ETIMEDOUT)
+		late = pthread_cond_timedwait(&d->landed, &d->flights, &t);
+	pthread_mutex_unlock(&d->flights);
+	if (!wait)
+		return 0;
+	flight_end(d, f);
+	return err_set(err, DS_TEMP, "'%s': another put of the same key is not done", d->path);
 }
 
 /* ---- payloads ---- */
@@ -114,11 +122,12 @@ static int droppable(struct dir *d, struct segment *seg, struct ds_err *err)
 		seg->name);
 }
 
-int segment_drop(struct dir *d, struct segment *seg, uint32_t offset, uint32_t front, struct ds_err *err)
+int segment_drop(struct dir *d, const struct place *place, struct ds_err *err)
 {
+	struct segment *seg = place->seg;
 	uint8_t p[SEGMENT_FRONT_MAX];
-	size_t n = (size_t)front * INDEX_UNIT;
-	uint64_t at = (uint64_t)offset * INDEX_UNIT;
+	size_t n = (size_t)place->front * INDEX_UNIT;
+	uint64_t at = (uint64_t)place->offset * INDEX_UNIT;
 	bool beside;
 	int fd;
 
@@ -126,15 +135,16 @@ int segment_drop(struct dir *d, struct segment *seg, uint32_t offset, uint32_t f
 		return 0;
 	if (droppable(d, seg, err))
 		return err->code;
-	/* First where it would be found again: the file beside the segment cannot tell of one that is half deleted. */
-	beside = idx_drop(d, &seg->id, offset);
+	/* First where it would be found again: the file beside the segment cannot tell of one that is half deleted.
+	 * One that we write has none yet; whoever completes it looks. */
+	beside = !__atomic_load_n(&seg->growing, __ATOMIC_SEQ_CST) && idx_drop(d, &seg->id, place->offset);
 	fd = segment_fd(d, seg);
 	if (fd < 0 || pread(fd, p, n, (off_t)at) != (ssize_t)n || p[7] != FRAME_STORE || !frame_drop(p, n))
 		return 0; /* nor would anybody find it */
 	if (pwrite(fd, p, FRAME_HEAD_BYTES, (off_t)at) != FRAME_HEAD_BYTES)
 		return err_errno(err, DS_IO, "cannot delete an item of '%s/%s'", d->path, seg->name);
-	if (!beside)
-		idx_drop(d, &seg->id, offset); /* the segment may have been completed meanwhile */
+	if (!beside && !__atomic_load_n(&seg->growing, __ATOMIC_SEQ_CST))
+		idx_drop(d, &seg->id, place->offset); /* the segment may have been completed meanwhile */
 	return 0;
 }
 
@@ -157,27 +167,39 @@ static int frame_size(struct tools *t, const struct append *a, uint64_t *n, stru
 	return 0;
 }
 
-/* Under d->write. */
-static int append(struct dir *d, struct tools *t, const struct append *a, bool main, struct segment **seg,
-	uint64_t *end, struct ds_err *err)
+/* The disk is full. */
+static bool evict_for(struct dir *d, int64_t until)
+{
+	struct ds_err err;
+	bool went = false;
+
+	if (dir_write_lock(d, until, &err))
+		return false;
+	if (!dir_lock(d, &err)) {
+		went = dir_evict_one(d, false, &err);
+		dir_unlock(d);
+	}
+	dir_write_unlock(d);
+	return went;
+}
+
+static int append(struct dir *d, struct tools *t, const struct append *a, bool main, int64_t until,
+	struct rivals *rivals, struct ds_err *err)
 {
 	uint64_t n = 0;
 	int rc = frame_size(t, a, &n, err);
 
 	for (int i = 0; !rc; i++) {
-		bool went;
+		struct segment *seg;
 
-		rc = segment_for(d, main, n, false, seg, err);
+		rc = lane_take(d, main, n, until, &seg, err);
 		if (rc)
 			break;
-		rc = segment_append(d, t, *seg, a, end, err);
-		if (rc != DS_TEMP || i == TRIES)
-			break;
-		if (dir_lock(d, &(struct ds_err){ 0 }))
-			break;
-		went = dir_evict_one(d, false, &(struct ds_err){ 0 }); /* the disk is full */
-		dir_unlock(d);
-		if (!went)
+		rc = segment_append(d, t, seg, a, rivals, err);
+		lane_give(d, seg, rc == DS_IO);
+		if (rc == DS_IO)
+			lanes_mend(d, until);
+		if (rc != DS_TEMP || i == TRIES || !evict_for(d, until))
 			break;
 		rc = 0;
 	}
@@ -191,9 +213,7 @@ static bool older(struct dir *d, const struct store_key *key, struct found *f, u
 
 	if (!dir_find(d, key, false, f))
 		return false;
-	pthread_rwlock_wrlock(&d->lock);
-	was = entry_put_at(d, &f->e);
-	pthread_rwlock_unlock(&d->lock);
+	was = entry_put_at(d, f->seg, &f->e);
 	if (was >= *at)
 		*at = was + 1;
 	return true;
@@ -224,49 +244,44 @@ static void describe(struct dir_session *ss, const struct store_put *p, const st
 	a->flags = y->flags;
 }
 
+/* What is to be replaced can be; it stays where it is until the new one is written. */
+static int replaces(struct dir *d, const struct store_put *p, struct found *old, bool *had, uint64_t *at,
+	struct ds_err *err)
+{
+	int rc = dir_look(d, true, err); /* others may have put a newer one */
+
+	*had = !rc && older(d, &p->key, old, at);
+	return *had ? droppable(d, old->seg, err) : rc;
+}
+
 static int store_it(struct dir_session *ss, const struct store_put *p, const struct store_item *as, size_t size,
 	bool main, struct ds_err *err)
 {
 	struct dir *d = ss->d;
 	struct append a = { .item = { .key = p->key, .size = size, .at_ns = (uint64_t)time_wall_ns() } };
-	struct segment *seg = NULL;
+	struct rivals rivals = { .seg = NULL };
 	struct payload y;
 	struct found old;
-	uint64_t end = 0;
-	bool had;
-	int rc;
+	bool had = false;
+	int rc = 0;
 
 	if (!d->base.o.zstd || !size || !compress(&ss->t, p, size, &y))
 		hash_plain(&ss->t, p, size, &y);
-	rc = dir_write_lock(d, dir_until(&ss->base), err);
-	if (rc)
-		return rc;
-	if (p->replace) /* others may have put a newer one */
-		rc = dir_look(d, true, err);
-	had = !rc && p->replace && older(d, &p->key, &old, &a.item.at_ns);
-	a.from = had ? old.seg : NULL;
+	if (p->replace)
+		rc = replaces(d, p, &old, &had, &a.item.at_ns, err);
 	if (had)
-		rc = droppable(d, old.seg, err);
+		rivals.known = (struct place){ old.seg, old.e.offset, old.e.front };
 	if (!rc) {
 		describe(ss, p, as, &y, &a);
-		rc = append(d, &ss->t, &a, main, &seg, &end, err);
+		rc = append(d, &ss->t, &a, main, dir_until(&ss->base), &rivals, err);
 	}
-	if (!rc) {
-		pthread_rwlock_wrlock(&d->lock);
-		seg->refs++;
-		pthread_rwlock_unlock(&d->lock);
-	}
-	dir_write_unlock(d);
-	if (!rc) {
-		if (p->sync || d->base.o.sync)
-			rc = segment_sync(d, seg, end, err);
-		segment_release(d, seg);
-	}
-	if (had) {
-		if (!rc)
-			rc = segment_drop(d, old.seg, old.e.offset, old.e.front, err);
+	if (!rc && (p->sync || d->base.o.sync)) /* if another put has replaced this one already, that one's */
+		rc = segment_sync(d, rivals.seg, rivals.end, err);
+	if (!rc && rivals.loser.seg)
+		rc = segment_drop(d, &rivals.loser, err);
+	rivals_release(d, &rivals);
+	if (had)
 		segment_release(d, old.seg);
-	}
 	return rc;
 }
 
@@ -331,12 +346,12 @@ int dir_put_item(struct dir_session *ss, const struct store_put *p, const struct
 	enum store_put_result *how, struct ds_err *err)
 {
 	struct dir *d = ss->d;
-	struct flight f = { .key = p->key };
+	struct flight f = { .key = p->key, .shared = p->replace };
 	bool is = false, main = false;
 	size_t size;
 	int rc = check_size(d, p, &size, err);
 
-	if (!rc && !p->replace) /* replacements each are stored, one after the other under dir.write */
+	if (!rc)
 		rc = flight_begin(d, &f, dir_until(&ss->base), err);
 	if (rc)
 		goto out;
@@ -354,8 +369,7 @@ int dir_put_item(struct dir_session *ss, const struct store_put *p, const struct
 		rc = store_it(ss, p, as, size, main, err);
 		*how = STORE_STORED;
 	}
-	if (!p->replace)
-		flight_end(d, &f);
+	flight_end(d, &f);
 	if (!rc && *how == STORE_STORED) {
 		COUNT(d, puts, 1);
 		COUNT(d, put_bytes, size);
@@ -373,27 +387,39 @@ int dir_put(struct store_session *ss, const struct store_put *p, enum store_put_
 
 /* ---- deleting by key ---- */
 
-int dir_del(struct store_session *ss, const struct store_key *key, bool *was, struct ds_err *err)
+static int delete_all(struct dir *d, const struct store_key *key, bool *was, struct ds_err *err)
 {
-	struct dir *d = dir_of(ss);
 	struct found f;
-	int rc;
+	int rc = dir_look(d, true, err);
 
-	rc = dir_write_lock(d, dir_until(ss), err);
-	if (rc)
-		return rc;
-	rc = dir_lock(d, err); /* then nothing is being moved, and all copies are known */
-	if (rc)
-		goto out;
-	rc = dir_look(d, true, err);
 	while (!rc && dir_find(d, key, false, &f)) {
-		rc = segment_drop(d, f.seg, f.e.offset, f.e.front, err);
+		rc = segment_drop(d, &(struct place){ f.seg, f.e.offset, f.e.front }, err);
 		if (!rc)
 			*was = dir_forget(d, &f) || *was;
 		segment_release(d, f.seg);
 	}
-	dir_unlock(d);
-out:
+	return rc;
+}
+
+int dir_del(struct store_session *ss, const struct store_key *key, bool *was, struct ds_err *err)
+{
+	struct dir *d = dir_of(ss);
+	struct flight f = { .key = *key };
+	int64_t until = dir_until(ss);
+	int rc = flight_begin(d, &f, until, err);
+
+	if (rc)
+		return rc;
+	rc = dir_write_lock(d, until, err);
+	if (rc)
+		goto out;
+	rc = dir_lock(d, err); /* then nothing is being moved, and all copies are known */
+	if (!rc) {
+		rc = delete_all(d, key, was, err);
+		dir_unlock(d);
+	}
 	dir_write_unlock(d);
+out:
+	flight_end(d, &f);
 	return rc;
 }

@@ -38,7 +38,7 @@ int segment_enter(struct dir *d, struct segment *seg, const struct idx_record *r
 
 			if (i + AHEAD < to)
 				index_prefetch(d->index, hash[i % AHEAD] = index_hash(d->index, &r[i + AHEAD].key));
-			if (!r[i].dead && !entry_add(d, seg, &r[i], h, 0))
+			if (!r[i].dead && !entry_add(d, seg, &r[i], h, 0, NULL))
 				rc = err_nomem(err, n * sizeof(struct index_entry), "the index");
 		}
 		pthread_rwlock_unlock(&d->lock);

@@ -118,10 +118,11 @@ int segment_move(struct dir *d, struct segment *from, const struct idx_record *r
 	struct ds_err *err)
 {
 	static const char *const padding[] = { "_", NULL };
-	uint64_t n = ((uint64_t)r->front + r->data) * INDEX_UNIT, at = (uint64_t)r->offset * INDEX_UNIT, end;
+	uint64_t n = ((uint64_t)r->front + r->data) * INDEX_UNIT, at = (uint64_t)r->offset * INDEX_UNIT;
 	uint8_t *p = tools_room(&d->tools.a, &d->tools.a_cap, (size_t)n);
 	int fd = segment_fd(d, from), rc;
-	struct append a = { .iovs = 1, .asked = asked, .from = from };
+	struct append a = { .iovs = 1, .asked = asked };
+	struct rivals rivals = { .known = { from, r->offset, r->front } };
 	struct segment *to;
 	struct iovec iov;
 	struct frame f;
@@ -136,7 +137,7 @@ int segment_move(struct dir *d, struct segment *from, const struct idx_record *r
 	if (!rc && !store_key_equal(&a.item.key, &r->key))
 		rc = err_set(err, DS_DATA, "another item lies there");
 	if (!rc)
-		rc = segment_for(d, to_main, n + FRAME_ALIGN, true, &to, err);
+		rc = lane_for_move(d, to_main, n + FRAME_ALIGN, &to, err);
 	if (rc)
 		return rc;
 	meta_reset(d->tools.meta);
@@ -145,10 +146,17 @@ int segment_move(struct dir *d, struct segment *from, const struct idx_record *r
 	a.meta = d->tools.meta;
 	a.iov = &iov;
 	a.flags = f.flags;
-	rc = segment_append(d, &d->tools, to, &a, &end, err);
+	rc = segment_append(d, &d->tools, to, &a, &rivals, err);
+	if (!rc) {
+		dir_pin_moved(d, &r->key, to);
+		to->moved = to->size;
+	}
+	lane_give(d, to, rc == DS_IO);
 	if (rc)
 		return rc;
-	dir_pin_moved(d, &r->key, to);
+	if (rivals.loser.seg && rivals.loser.seg != from) /* the copy: it was replaced meanwhile */
+		segment_drop(d, &rivals.loser, err);
+	rivals_release(d, &rivals);
 	COUNT(d, moved_bytes, n);
 	return 0;
 }
@@ -236,12 +244,25 @@ void segment_remove(struct dir *d, struct segment *seg)
 	pthread_rwlock_unlock(&d->lock);
 }
 
+/* Of a segment that stays after all, the items do, too: else they would be there again after a restart, whatever was
+ * put or deleted meanwhile.  So what was moved is deleted there, unless its copy may not be on disk. */
+static void stay(struct dir *d, struct segment *seg, struct idx *x, bool settled)
+{
+	for (size_t i = 0; i < x->n && !settled; i++) {
+		pthread_rwlock_rdlock(&d->lock);
+		if (index_find(d->index, &x->rec[i].key, index_hash(d->index, &x->rec[i].key)) != INDEX_NONE)
+			x->rec[i].dead = 1;
+		pthread_rwlock_unlock(&d->lock);
+	}
+	segment_enter(d, seg, x->rec, x->n, &(struct ds_err){ 0 });
+}
+
 static bool evict(struct dir *d, struct segment *seg, bool moving, uint64_t *budget, struct ds_err *err)
 {
 	uint64_t moved = d->st.moved_bytes; /* changed by this thread only */
 	struct went gone = { 0 };
 	struct idx x = { 0 };
-	bool went;
+	bool went, settled;
 
 	/* What cannot be read has no items to move; those the index has of it are swept out later. */
 	if (segment_records(d, seg, &x, err))
@@ -249,16 +270,14 @@ static bool evict(struct dir *d, struct segment *seg, bool moving, uint64_t *bud
 	went = !moving || (!mostly_pinned(d, seg, &x) && !move_wanted(d, seg, &x, budget, err));
 	for (size_t i = 0; i < x.n && went; i += BATCH)
 		went = remove_some(d, seg, x.rec + i, x.n - i < BATCH ? x.n - i : BATCH, &gone);
-	if (went && moved != d->st.moved_bytes)
-		went = !dir_settle(d, err);
+	settled = moved == d->st.moved_bytes || !dir_settle(d, err);
+	went = went && settled;
 	if (went) {
 		segment_remove(d, seg);
 		COUNT(d, evicted, gone.items);
 		COUNT(d, evicted_bytes, gone.bytes);
-	} else if (gone.items) {
-		/* It stays, so its items do: else they would be there again after a restart, whatever was put or
-		 * deleted meanwhile. */
-		segment_enter(d, seg, x.rec, x.n, &(struct ds_err){ 0 });
+	} else if (gone.items || moved != d->st.moved_bytes) {
+		stay(d, seg, &x, settled);
 	}
 	idx_free(&x);
 	return went;
@@ -298,20 +317,6 @@ static bool evict_oldest(struct dir *d, bool moving, uint64_t *budget, struct ds
 	return went;
 }
 
-/* The segments that are being written can go when there are no others. */
-static bool seal_all(struct dir *d)
-{
-	struct ds_err err;
-	bool any = false;
-
-	for (int i = 0; i < 2; i++)
-		if (d->active[i]) {
-			segment_seal(d, d->active[i], &err);
-			any = true;
-		}
-	return any;
-}
-
 bool dir_evict_one(struct dir *d, bool moving, struct ds_err *err)
 {
 	uint64_t budget = MOVE_MOST * d->segment_bytes;
@@ -319,7 +324,7 @@ bool dir_evict_one(struct dir *d, bool moving, struct ds_err *err)
 
 	skip_none(d);
 	went = evict_oldest(d, moving, &budget, err);
-	if (!went && seal_all(d))
+	if (!went && lanes_seal(d)) /* what is being written can go when there is nothing else */
 		went = evict_oldest(d, moving, &budget, err);
 	return went;
 }
@@ -330,7 +335,7 @@ int dir_make_room(struct dir *d, uint64_t n, uint64_t limit, struct ds_err *err)
 
 	skip_none(d);
 	while (dir_bytes(d) + n > limit)
-		if (!evict_oldest(d, true, &budget, err) && !seal_all(d))
+		if (!evict_oldest(d, true, &budget, err) && !lanes_seal(d))
 			return err_set(err, DS_TEMP, "the store is full: %llu bytes, and nothing of it can go now",
 				(unsigned long long)dir_bytes(d));
 	dir_sweep(d, false);

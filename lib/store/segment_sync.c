@@ -43,9 +43,12 @@ int dir_settle(struct dir *d, struct ds_err *err)
 	int rc = d->unsettled ? err_set(err, DS_IO, "'%s': what is moved does not reach the disk", d->path) : 0;
 
 	d->unsettled = false;
-	for (int i = 0; i < 2 && !rc && dir_promised(d); i++)
-		if (d->active[i])
-			rc = segment_sync(d, d->active[i], d->active[i]->size, err);
+	for (int i = 0; i < 2 * LANES && !rc && dir_promised(d); i++) {
+		struct segment *seg = d->active[i / LANES][i % LANES]; /* changed under d->write only */
+
+		if (seg && seg->moved)
+			rc = segment_sync(d, seg, seg->moved, err);
+	}
 	return rc;
 }
 

@@ -17,7 +17,7 @@
 #include "frame/hello.h"
 #include "store/dir_impl.h"
 
-enum { PIECES = 64, HELLO_MAX = 512, TRIES = 8 };
+enum { PIECES = 64 };
 
 uint64_t segment_holds(const struct segment *seg)
 {
@@ -107,9 +107,7 @@ static int put_hello(struct dir *d, struct segment *seg, struct ds_err *err)
 /* It is no longer written here; gone: nor there. */
 static void let_go(struct dir *d, struct segment *seg, bool gone)
 {
-	for (int i = 0; i < 2; i++)
-		if (d->active[i] == seg)
-			d->active[i] = NULL;
+	lanes_leave(d, seg);
 	pthread_rwlock_wrlock(&d->lock);
 	seg->mine = false;
 	if (gone)
@@ -121,7 +119,7 @@ static void let_go(struct dir *d, struct segment *seg, bool gone)
 	segment_release(d, seg);
 }
 
-static int create(struct dir *d, bool main, uint64_t reserve, struct segment **out, struct ds_err *err)
+int segment_create(struct dir *d, bool main, uint64_t reserve, struct segment **out, struct ds_err *err)
 {
 	uint64_t now = (uint64_t)time_wall_ns();
 	struct segment_id id = { now > d->time ? now : d->time + 1, d->writer, main };
@@ -133,6 +131,7 @@ static int create(struct dir *d, bool main, uint64_t reserve, struct segment **o
 	seg = segment_add(d, &id, err);
 	if (seg) {
 		seg->mine = true;
+		__atomic_store_n(&seg->growing, true, __ATOMIC_SEQ_CST);
 		seg->reserve = reserve;
 		seg->refs = 1; /* the writer's */
 	}
@@ -148,6 +147,8 @@ static int create(struct dir *d, bool main, uint64_t reserve, struct segment **o
 		rc = file_lock_until(seg->fd, LOCK_ALONE, d->until, seg->name, err);
 		if (!rc)
 			rc = put_hello(d, seg, err);
+		if (!rc && !lanes_enter(d, seg))
+			rc = err_set(err, DS_TEMP, "'%s': others are writing", d->path);
 		if (rc)
 			unlinkat(d->fd, seg->name, 0);
 	}
@@ -159,110 +160,22 @@ static int create(struct dir *d, bool main, uint64_t reserve, struct segment **o
 	return 0;
 }
 
-static bool has_room(const struct segment *seg, uint64_t n)
+/* Into the index; the segment is held for who asked. */
+static int enter(struct dir *d, struct segment *seg, const struct idx_record *r, const struct append *a,
+	struct rivals *rivals, struct ds_err *err)
 {
-	return seg->size + n + SEGMENT_END_MAX + IDX_HEAD + (seg->idx.n + 1) * IDX_RECORD <= seg->reserve;
-}
+	int rc = 0;
 
-/* Room within the capacity, of which one segment's worth is kept for what eviction moves. */
-static int make_room(struct dir *d, uint64_t reserve, struct ds_err *err)
-{
-	uint64_t capacity = dir_capacity(d), spare = d->segment_bytes;
-	int rc = dir_look(d, true, err);
-
-	if (rc)
-		return rc;
-	dir_inherit(d);
-	if (!capacity)
-		return 0;
-	return dir_make_room(d, reserve, reserve + spare > capacity ? capacity : capacity - spare, err);
-}
-
-/* The one that is written now, if the item fits; else it is complete. */
-static struct segment *present(struct dir *d, bool main, uint64_t n)
-{
-	struct segment *seg = d->active[main];
-	struct ds_err err;
-
-	if (!seg || (has_room(seg, n) && !segment_unsafe(seg)))
-		return seg;
-	segment_seal(d, seg, &err); /* where that fails, whoever comes next completes it */
-	return NULL;
-}
-
-/* A new one.  Making room for it may have begun one of its kind, for what was moved. */
-static int begin(struct dir *d, bool main, uint64_t n, uint64_t reserve, struct segment **out, struct ds_err *err)
-{
-	int rc = make_room(d, reserve, err);
-
-	if (rc)
-		return rc;
-	for (int i = 0; i < TRIES; i++) {
-		*out = present(d, main, n);
-		if (*out)
-			return 0;
-		rc = create(d, main, reserve, out, err);
-		d->active[main] = rc ? NULL : *out;
-		if (rc != DS_TEMP || !dir_evict_one(d, false, &(struct ds_err){ 0 }))
-			break; /* unless the disk is full */
-	}
+	if (!idx_add(&seg->idx, r))
+		return err_nomem(err, sizeof *r, "an index of a segment");
+	pthread_rwlock_wrlock(&d->lock);
+	if (!entry_add(d, seg, r, index_hash(d->index, &r->key), a->asked, rivals))
+		rc = err_nomem(err, sizeof *r, "the index");
+	pthread_rwlock_unlock(&d->lock);
 	return rc;
 }
 
-/* What a segment takes that has an item of n bytes. */
-static int reserve_for(const struct dir *d, uint64_t n, uint64_t *reserve, struct ds_err *err)
-{
-	uint64_t capacity = dir_capacity(d), least = HELLO_MAX + n + SEGMENT_END_MAX + IDX_HEAD + IDX_RECORD;
-
-	if (capacity && least > capacity)
-		return err_set(err, DS_TEMP, "an item of %llu bytes is larger than the store of %llu",
-			(unsigned long long)n, (unsigned long long)capacity);
-	*reserve = least < d->segment_bytes ? d->segment_bytes : least;
-	return 0;
-}
-
-/* While room is made. */
-static int segment_to_move_to(struct dir *d, bool main, uint64_t n, struct segment **out, struct ds_err *err)
-{
-	uint64_t capacity = dir_capacity(d), used = capacity ? dir_bytes(d) : 0, reserve = 0, least;
-	int rc = reserve_for(d, n, &reserve, err);
-
-	if (rc)
-		return rc;
-	least = reserve;
-	if (reserve == d->segment_bytes && n < reserve / 4)
-		least = reserve / 4; /* rather a small one than none */
-	if (capacity && used + reserve > capacity)
-		reserve = used < capacity ? capacity - used : 0;
-	if (reserve < least)
-		return err_set(err, DS_TEMP, "no room to move an item to");
-	rc = create(d, main, reserve, out, err);
-	d->active[main] = rc ? NULL : *out;
-	return rc;
-}
-
-int segment_for(struct dir *d, bool main, uint64_t n, bool moving, struct segment **out, struct ds_err *err)
-{
-	uint64_t reserve = 0;
-	int rc;
-
-	*out = present(d, main, n);
-	if (*out)
-		return 0;
-	if (moving)
-		return segment_to_move_to(d, main, n, out, err);
-	rc = dir_lock(d, err);
-	if (rc)
-		return rc;
-	capacity_look(d);
-	rc = reserve_for(d, n, &reserve, err);
-	if (!rc)
-		rc = begin(d, main, n, reserve, out, err);
-	dir_unlock(d);
-	return rc;
-}
-
-int segment_append(struct dir *d, struct tools *t, struct segment *seg, const struct append *a, uint64_t *end,
+int segment_append(struct dir *d, struct tools *t, struct segment *seg, const struct append *a, struct rivals *rivals,
 	struct ds_err *err)
 {
 	static const uint8_t zeros[FRAME_ALIGN];
@@ -286,25 +199,15 @@ int segment_append(struct dir *d, struct tools *t, struct segment *seg, const st
 	iov[a->iovs + 1] = (struct iovec){ (void *)(uintptr_t)zeros, front.pad };
 	data += front.pad;
 	rc = write_frame(seg->fd, seg->name, iov, (size_t)a->iovs + 2, at, err);
-	if (rc == DS_IO) /* not one that can be trusted further */
-		segment_seal(d, seg, &(struct ds_err){ 0 });
 	if (rc)
 		goto out;
 	r.offset = (uint32_t)(at / INDEX_UNIT);
 	r.front = (uint16_t)(front.n / INDEX_UNIT);
 	r.data = (uint32_t)(data / INDEX_UNIT);
 	r.expires = store_seconds(a->item.expires_ns);
-	*end = at + front.n + data;
 	seg->frames++;
-	segment_grow(seg, *end);
-	if (!idx_add(&seg->idx, &r))
-		rc = err_nomem(err, sizeof r, "an index of a segment");
-	pthread_rwlock_wrlock(&d->lock);
-	d->leaving = a->from;
-	if (!rc && !entry_add(d, seg, &r, index_hash(d->index, &r.key), a->asked))
-		rc = err_nomem(err, sizeof r, "the index");
-	d->leaving = NULL;
-	pthread_rwlock_unlock(&d->lock);
+	segment_grow(seg, at + front.n + data);
+	rc = enter(d, seg, &r, a, rivals, err);
 out:
 	free(iov);
 	return rc;
@@ -364,6 +267,7 @@ int segment_seal(struct dir *d, struct segment *seg, struct ds_err *err)
 			segment_grow(seg, end);
 			seg->sealed = true;
 			pthread_rwlock_unlock(&d->lock);
+			__atomic_store_n(&seg->growing, false, __ATOMIC_SEQ_CST);
 			seg->idx.size = end;
 			rc = idx_write(d, &seg->id, &seg->idx, err);
 			if (!rc)
