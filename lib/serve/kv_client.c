@@ -19,15 +19,21 @@ enum { LATE_MOST = 3 };
 
 /* ---- whether the store is well ---- */
 
+int64_t kv_longer(int64_t pause)
+{
+	return pause < PAUSE_LEAST_NS ? PAUSE_LEAST_NS : 2 * pause < PAUSE_MOST_NS ? 2 * pause : PAUSE_MOST_NS;
+}
+
 void kv_failed(struct kv_client *c, const struct ds_err *why)
 {
 	int64_t now = time_mono_ns();
-	bool news, ending;
+	bool news, ending, again;
 
 	pthread_mutex_lock(&c->lock);
 	news = !c->lost;
+	again = c->lost || (c->back_ns && now - c->back_ns < PAUSE_MOST_NS);
 	ending = c->stop || (c->flushing && now >= c->flush_until); /* it had no time */
-	c->pause_ns = news ? PAUSE_LEAST_NS : 2 * c->pause_ns < PAUSE_MOST_NS ? 2 * c->pause_ns : PAUSE_MOST_NS;
+	c->pause_ns = again ? kv_longer(c->pause_ns) : PAUSE_LEAST_NS;
 	c->retry_ns = time_mono_ns() + c->pause_ns;
 	c->lost = true;
 	c->n.losses += news && !ending;
@@ -44,6 +50,8 @@ void kv_well(struct kv_client *c)
 	pthread_mutex_lock(&c->lock);
 	news = c->lost;
 	c->lost = false;
+	if (news)
+		c->back_ns = time_mono_ns();
 	pthread_mutex_unlock(&c->lock);
 	if (news)
 		log_msg(LOG_WARN, "--kv '%s' is back", c->o.addr);
@@ -58,8 +66,7 @@ void kv_timed(struct kv_client *c, const struct kv_ask *a, bool late)
 	if (a->trial)
 		c->trying = false;
 	if (late && (a->trial || (!c->slow && ++c->late_row >= LATE_MOST))) {
-		c->slow_pause_ns = !c->slow ? PAUSE_LEAST_NS : 2 * c->slow_pause_ns < PAUSE_MOST_NS
-			? 2 * c->slow_pause_ns : PAUSE_MOST_NS;
+		c->slow_pause_ns = c->slow ? kv_longer(c->slow_pause_ns) : PAUSE_LEAST_NS;
 		c->slow_until_ns = time_mono_ns() + c->slow_pause_ns;
 		c->slow = true;
 	} else if (!late && a->state == KV_ASK_OVER && a->arrived > a->first && a->arrived == a->found) {
@@ -335,10 +342,11 @@ void kv_client_state(struct kv_client *c, struct jw *out)
 void kv_client_report(struct kv_client *c)
 {
 	pthread_mutex_lock(&c->lock);
-	log_msg(LOG_WARN, "kv store: %llu prompts looked up; %llu blocks found, %llu fetched, %llu wrong; "
-		"%llu written, %llu there already, %llu not written; %llu too late, lost %llu times",
+	log_msg(LOG_WARN, "kv store: %llu prompts looked up; %llu blocks found, %llu fetched, %llu wrong, %llu "
+		"missing; %llu written, %llu there already, %llu not written; %llu too late, lost %llu times",
 		(unsigned long long)c->n.asks, (unsigned long long)c->n.found, (unsigned long long)c->n.fetched,
-		(unsigned long long)c->n.wrong, (unsigned long long)c->n.written, (unsigned long long)c->n.already,
-		(unsigned long long)c->n.dropped, (unsigned long long)c->n.late, (unsigned long long)c->n.losses);
+		(unsigned long long)c->n.wrong, (unsigned long long)c->n.missing, (unsigned long long)c->n.written,
+		(unsigned long long)c->n.already, (unsigned long long)c->n.dropped, (unsigned long long)c->n.late,
+		(unsigned long long)c->n.losses);
 	pthread_mutex_unlock(&c->lock);
 }

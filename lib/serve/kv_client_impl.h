@@ -80,7 +80,8 @@ struct kv_client {
 	struct store_session *asks_by, *writes_by; /* of the two threads; NULL: not yet */
 	bool refuses;              /* the last block that was put: full, or it cannot write */
 	bool lost;                 /* it failed, and is tried again at retry_ns */
-	int64_t retry_ns, pause_ns;
+	int64_t retry_ns, pause_ns, back_ns; /* back_ns: when it was found well again */
+	int64_t put_retry_ns, put_pause_ns; /* puts were late: none until then */
 	bool slow, trying;         /* prompts are not asked for, but for one at a time from slow_until_ns on */
 	unsigned late_row;         /* asks in a row that were late */
 	int64_t slow_until_ns, slow_pause_ns;
@@ -92,6 +93,8 @@ struct kv_client {
 /* Frees the asks that were given up, once the thread is no longer at them. */
 void kv_reap(struct kv_client *c);
 void kv_write_free(struct kv_write *w);
+/* The pause after one of so long that was in vain. */
+int64_t kv_longer(int64_t pause);
 /* Fails or not: said once on stderr. */
 void kv_failed(struct kv_client *c, const struct ds_err *why);
 void kv_well(struct kv_client *c);

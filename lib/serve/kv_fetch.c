@@ -184,7 +184,8 @@ static void forget(struct kv_ask *a, struct store_session *ss)
 	store_del(ss, &a->keys[a->arrived], &was, &err);
 }
 
-/* Stopped with something in hand: too late is slow, not lost, and what is busy is neither. */
+/* Who answered what it has, and does not give it in time, is slow, not lost: asking what it has would find it well each
+ * time.  kv_timed leaves it alone, for longer and longer, until its blocks come in time.  What is busy is neither. */
 static int fetch(struct kv_ask *a, struct store_session *ss, struct ds_err *err)
 {
 	struct store_sink sink = { .ctx = a, .place = place, .done = done };
@@ -197,7 +198,7 @@ static int fetch(struct kv_ask *a, struct store_session *ss, struct ds_err *err)
 	if (a->wrong && !rc)
 		forget(a, ss);
 	a->short_of |= !rc && got < a->found - a->first;
-	if (rc != DS_TEMP || a->arrived == a->first)
+	if (rc != DS_TEMP || (a->arrived == a->first && time_mono_ns() < until))
 		return rc;
 	pthread_mutex_lock(&a->c->lock);
 	a->late = time_mono_ns() >= until;

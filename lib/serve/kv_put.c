@@ -225,14 +225,17 @@ static int64_t set_deadline(struct kv_client *c, struct store_session *ss)
 	return at;
 }
 
-/* A store that is full, or cannot write, is no reason not to ask it.  Said once, until it takes a block again. */
-static void refused(struct kv_client *c, const struct ds_err *why)
+/* A store that is full, cannot write, or is late with that, is no reason not to ask it.  Said once, until it takes a
+ * block again; one that is late is offered none for a while. */
+static void refused(struct kv_client *c, const struct ds_err *why, bool late)
 {
 	bool news;
 
 	pthread_mutex_lock(&c->lock);
-	news = c->refuses == !why;
+	news = c->refuses == !why && !(late && (c->stop || c->flushing)); /* it had no time */
 	c->refuses = why != NULL;
+	c->put_pause_ns = late ? kv_longer(c->put_pause_ns) : 0;
+	c->put_retry_ns = time_mono_ns() + c->put_pause_ns;
 	pthread_mutex_unlock(&c->lock);
 	if (news && why)
 		log_msg(LOG_WARN, "--kv '%s' takes no blocks: %s", c->o.addr, why->text);
@@ -264,24 +267,25 @@ static int put(struct kv_client *c, struct store_session *ss, const struct kv_wr
 	block_meta_put(b, l, &w->id);
 	late = set_deadline(c, ss);
 	rc = store_put(ss, &p, &how, err);
-	if (rc && rc != DS_UNAVAILABLE && rc != DS_PROTO && time_mono_ns() < late) {
-		refused(c, err);
+	if (rc && rc != DS_UNAVAILABLE && rc != DS_PROTO) {
+		refused(c, err, time_mono_ns() >= late);
 		c->dropped_ns = time_mono_ns();
 		return 0;
 	}
 	if (rc)
 		return rc;
-	refused(c, NULL);
+	refused(c, NULL, false);
 	*outcome = how == STORE_ALREADY ? &c->n.already : how == STORE_STORED ? &c->n.written : &c->n.dropped;
 	return 0;
 }
 
+/* No use to offer it a block now. */
 static bool lost(struct kv_client *c)
 {
 	bool yes;
 
 	pthread_mutex_lock(&c->lock);
-	yes = c->lost;
+	yes = c->lost || time_mono_ns() < c->put_retry_ns;
 	pthread_mutex_unlock(&c->lock);
 	return yes;
 }

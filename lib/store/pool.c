@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "base/mem.h"
+#include "base/time.h"
 
 enum { LEAST = 64 << 10, HUGE_FROM = 4 << 20, KEEP_EACH = 32 << 20, KEEP_ALL = 64 << 20 };
 
@@ -167,6 +168,22 @@ void store_pool_give(struct store_pool *p, struct store_buffer *b)
 	pthread_mutex_unlock(&p->lock);
 	free(drop);
 	*b = (struct store_buffer){ NULL, 0 };
+}
+
+#define GRACE_NS ((int64_t)1000000000)
+#define SLOW_NS_PER_BYTE 64 /* 16 MB/s: a tenth of what a gigabit has */
+
+bool store_pool_too_slow(struct store_pool *p, const struct store_buffer *b, int64_t since, uint64_t came)
+{
+	int64_t took = time_mono_ns() - since;
+	bool yes;
+
+	if (!b->p || took < GRACE_NS || came >= (uint64_t)took / SLOW_NS_PER_BYTE)
+		return false;
+	pthread_mutex_lock(&p->lock);
+	yes = !is_small(p, b->cap) && first(p, false);
+	pthread_mutex_unlock(&p->lock);
+	return yes;
 }
 
 uint64_t store_pool_taken(struct store_pool *p)

@@ -22,6 +22,24 @@ void redis_name(const struct store_key *key, char name[REDIS_NAME])
 
 /* ---- addresses ---- */
 
+/* "USER@" before the first of them, *rest is moved behind it. */
+static int take_user(struct redis *s, const char **rest, struct ds_err *err)
+{
+	const char *at = strncmp(*rest, "unix:", 5) == 0 ? NULL : strchr(*rest, '@');
+	size_t n = at ? (size_t)(at - *rest) : 0;
+
+	if (!at)
+		return 0;
+	if (memchr(*rest, ':', n))
+		return err_set(err, DS_USAGE, "a password is not for a command line, where all can see it: say the "
+			"file that has it");
+	if (!n)
+		return err_set(err, DS_USAGE, "bad address of a Redis server '%s': no user before the '@'", *rest);
+	s->user = strndup(*rest, n);
+	*rest = at + 1;
+	return s->user ? 0 : err_nomem(err, n, "a user");
+}
+
 static int bad_address(const char *rest, struct ds_err *err)
 {
 	return err_set(err, DS_USAGE, "bad address of a Redis server '%s': HOST:PORT[/DB] or unix:PATH", rest);
@@ -73,20 +91,30 @@ static int read_password(struct redis *s, const char *path, struct ds_err *err)
 {
 	char line[PASSWORD_MAX + 1];
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t n = fd < 0 ? -1 : read(fd, line, PASSWORD_MAX);
+	size_t n = 0;
+	ssize_t got = fd < 0 ? -1 : 1;
 	int rc = 0;
 
-	if (n < 0) {
+	while (got > 0 && n < sizeof line && !memchr(line, '\n', n)) { /* it may be a pipe */
+		got = read(fd, line + n, sizeof line - n);
+		n += got > 0 ? (size_t)got : 0;
+		if (got < 0 && errno == EINTR)
+			got = 1;
+	}
+	if (got < 0) {
 		rc = err_errno(err, DS_CONFIG, "cannot read the password file '%s'", path);
+	} else if (n == sizeof line && !memchr(line, '\n', n)) {
+		rc = err_set(err, DS_CONFIG, "the first line of the password file '%s' has more than %d bytes", path,
+			PASSWORD_MAX);
 	} else {
-		line[n] = 0;
+		line[n < sizeof line ? n : n - 1] = 0;
 		line[strcspn(line, "\r\n")] = 0;
 		if (!*line)
 			rc = err_set(err, DS_CONFIG, "the first line of the password file '%s' is empty", path);
 		else if (!(s->password = strdup(line)))
-			rc = err_nomem(err, (size_t)n, "a password");
-		explicit_bzero(line, sizeof line);
+			rc = err_nomem(err, n, "a password");
 	}
+	explicit_bzero(line, sizeof line);
 	if (fd >= 0)
 		close(fd);
 	return rc;
@@ -101,6 +129,7 @@ static void redis_close(struct store *base)
 	if (s->password)
 		explicit_bzero(s->password, strlen(s->password));
 	free(s->password);
+	free(s->user);
 	pthread_mutex_destroy(&s->lock);
 	free(s->known);
 	free(s);
@@ -120,7 +149,12 @@ static int open_any(struct store **out, const struct store_ops *ops, const char 
 		s->base.o = *o;
 	if (!s->base.o.max_frame)
 		s->base.o.max_frame = FRAME_MAX_DEFAULT;
-	rc = parse(s, rest, err);
+	rc = take_user(s, &rest, err);
+	if (!rc)
+		rc = parse(s, rest, err);
+	if (!rc && s->user && !s->base.o.password)
+		rc = err_set(err, DS_USAGE, "'%s%s@%s': no file with the password of that user is named", ops->scheme,
+			s->user, rest);
 	if (!rc && s->base.o.sync)
 		rc = err_set(err, DS_CONFIG, "'%s%s' cannot promise that what it answers is on disk", ops->scheme,
 		rest);

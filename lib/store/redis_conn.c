@@ -114,7 +114,9 @@ static int greet(struct redis_session *ss, struct redis_node *node, struct ds_er
 	char db[24];
 	int rc = 0;
 
-	if (ss->s->password)
+	if (ss->s->password && ss->s->user)
+		rc = expect_ok(node, 3, (const char *const[]){ "AUTH", ss->s->user, ss->s->password }, err);
+	else if (ss->s->password)
 		rc = expect_ok(node, 2, (const char *const[]){ "AUTH", ss->s->password }, err);
 	if (!rc && ss->s->db) {
 		snprintf(db, sizeof db, "%lld", (long long)ss->s->db);

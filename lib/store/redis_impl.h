@@ -29,7 +29,7 @@ struct redis {
 	struct store base;
 	bool cluster;
 	int64_t db;
-	char *password;
+	char *user, *password;   /* user NULL: the default one */
 	struct addr seeds[REDIS_SEEDS];
 	size_t nseeds;
 	pthread_mutex_t lock;    /* of those known */

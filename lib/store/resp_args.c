@@ -57,6 +57,29 @@ bool resp_take(struct resp_conn *c, size_t n, struct store_buffer *b)
 	return b->p != NULL;
 }
 
+/* Or the rest is dropped, where it comes too slowly and others wait for its memory. */
+static int read_into_value(struct resp_conn *c, size_t n, struct ds_err *err)
+{
+	int64_t until = c->r.deadline, since = time_mono_ns(), look;
+	size_t done = 0, got;
+	int rc = 0;
+
+	while (!rc && done < n && !store_pool_too_slow(c->front->pool, &c->value, since, done)) {
+		look = time_mono_ns() + STORE_POOL_LOOK_NS;
+		c->r.deadline = look < until ? look : until;
+		rc = resp_some(&c->r, c->value.p + done, n - done, &got, err);
+		done += rc ? 0 : got;
+		if (rc == DS_TEMP && time_mono_ns() < until)
+			rc = 0;
+	}
+	c->r.deadline = until;
+	if (rc || done == n)
+		return rc;
+	store_pool_give(c->front->pool, &c->value);
+	c->refused = "TRYAGAIN the value came too slowly, and others waited for its memory";
+	return resp_skip(&c->r, n - done, err);
+}
+
 static int read_value(struct resp_conn *c, size_t n, struct ds_err *err)
 {
 	resp_allow(c, n);
@@ -65,7 +88,7 @@ static int read_value(struct resp_conn *c, size_t n, struct ds_err *err)
 		return resp_skip(&c->r, n, err);
 	}
 	resp_allow(c, n); /* having waited for the memory */
-	return resp_bytes(&c->r, c->value.p, n, err);
+	return read_into_value(c, n, err);
 }
 
 static int read_text(struct resp_conn *c, size_t n, struct ds_err *err)

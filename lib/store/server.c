@@ -160,7 +160,23 @@ static int put_head(struct store_client *c, const struct frame *f, struct ds_err
 		&c->payload, &why))
 		return refuse_head(c, f, &why, err);
 	frame_reader_into(c->r, c->payload.p);
+	c->payload_since = time_mono_ns();
+	c->payload_from = frame_reader_bytes(c->r);
+	c->payload_stream = f->stream;
 	return 0;
+}
+
+/* Its memory is others' from now on; the rest of it is read and dropped. */
+static int refuse_slow(struct store_client *c, struct ds_err *err)
+{
+	struct ds_err why;
+
+	atomic_fetch_add(&c->sv->counts.op[STORE_OP_PUT].requests, 1);
+	atomic_fetch_add(&c->sv->counts.op[STORE_OP_PUT].errors, 1);
+	frame_reader_forget(c->r);
+	store_pool_give(&c->sv->pool, &c->payload);
+	err_set(&why, DS_TEMP, "'%s': a payload came too slowly, and others waited for its memory (--memory)", c->peer);
+	return client_refuse(c, c->payload_stream, &why, err);
 }
 
 static int on_head(struct store_client *c, const struct frame *f, struct ds_err *err)
@@ -247,7 +263,7 @@ static int wait_input(struct store_client *c, int64_t hello_until, bool *stop, s
 {
 	bool idle = frame_reader_idle(c->r);
 	struct pollfd p[2] = { { .fd = c->in, .events = POLLIN }, { .fd = idle ? c->sv->bell : -1, .events = POLLIN } };
-	int64_t now = time_mono_ns(), until = now + c->sv->o.peer_ns;
+	int64_t now = time_mono_ns(), until = now + c->sv->o.peer_ns, look;
 	int rc;
 
 	if (idle) {
@@ -258,8 +274,13 @@ static int wait_input(struct store_client *c, int64_t hello_until, bool *stop, s
 	} else if (c->frame_until < until) {
 		until = c->frame_until;
 	}
-	while ((rc = poll(p, 2, until ? left_ms(until) : -1)) < 0 && errno == EINTR)
-		;
+	do {
+		if (store_pool_too_slow(&c->sv->pool, &c->payload, c->payload_since,
+			frame_reader_bytes(c->r) - c->payload_from))
+			return refuse_slow(c, err);
+		look = c->payload.p ? time_mono_ns() + STORE_POOL_LOOK_NS : until;
+		rc = poll(p, 2, until ? left_ms(look < until ? look : until) : -1);
+	} while ((rc < 0 && errno == EINTR) || (rc == 0 && time_mono_ns() < until));
 	*stop = idle && p[1].revents && !p[0].revents;
 	if (rc == 0)
 		return err_set(err, DS_TEMP, "'%s': the client stands still%s", c->peer,

@@ -39,6 +39,8 @@ struct store_client {
 	struct meta_builder *meta, *item_meta;
 	int64_t frame_until;      /* when the frame that is being read must be complete; 0: none is */
 	struct store_buffer payload; /* of the put that is being read */
+	int64_t payload_since;
+	uint64_t payload_from, payload_stream; /* the reader's bytes then; the request */
 	struct ds_err *refused;
 	const uint8_t *shared;    /* [shared_bytes] the client's memory, NULL: none; it may change at any time */
 	size_t shared_bytes;

@@ -270,6 +270,14 @@ assert s["program"] == "ds-kvstore" and s["requests"]["put"] == 3 and s["stat"][
 	grep -q 'stands still within a frame' "$BG_ERR"
 }
 
+@test "large puts that come slowly give way to those who wait for their memory" {
+	serve --memory 64M --max-frame 64M --resp unix:resp.sock
+	wait_socket resp.sock
+	check slow_hogs unix:kv.sock unix:resp.sock
+	stop
+	quiet
+}
+
 @test "pins hold what nobody asks for, and end with their client" {
 	serve --capacity 64M --segment 4M
 	check pins unix:kv.sock

@@ -506,6 +506,52 @@ def slow_put(addr, resp):
     c.end()
 
 
+def slow_hogs(addr, resp):
+    """Two large puts at 2 MB/s have the memory for large ones: who is quick gets it soon, and they are refused and may go on."""
+    n = 24 << 20
+    c = Client(addr)
+    c.put_frame(KEYS[1], value(1, n))
+    data = c.out.getvalue()
+    c.out.seek(0)
+    c.out.truncate()
+    r = socket.socket(socket.AF_UNIX)
+    r.connect(resp[5:])
+
+    def trickle(s, data):
+        for i in range(0, len(data), 200000):
+            s.sendall(data[i:i + 200000])
+            if not quick_done.is_set():
+                time.sleep(0.1)
+    quick_done = threading.Event()
+    command = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$%d\r\n" % n + bytes(n) + b"\r\n"
+    threads = [threading.Thread(target=trickle, args=a) for a in ((c.s, data), (r, command))]
+    for t in threads:
+        t.start()
+    time.sleep(1.3)
+    quick = Client(addr)
+    t = time.monotonic()
+    assert quick.put(KEYS[2], value(2, n)) == "stored"
+    assert time.monotonic() - t < 5, time.monotonic() - t
+    quick_done.set()
+    for t in threads:
+        t.join()
+    said = r.recv(200)
+    refusals = [said.startswith(b"-TRYAGAIN the value came too slowly")]
+    assert refusals[0] or said == b"+OK\r\n", said
+    try:
+        c.answer()
+        refusals.append(False)
+    except Refused as e:
+        assert e.code == 75 and "too slowly" in str(e), e
+        refusals.append(True)
+    assert any(refusals)
+    assert c.put(KEYS[3], value(3, n)) == "stored"
+    r.sendall(b"PING\r\n")
+    assert r.recv(100) == b"+PONG\r\n"
+    c.end()
+    quick.end()
+
+
 def pins(addr):
     """Pins of a client end with it (the store holds about 64 MB)."""
     c = Client(addr)

@@ -109,6 +109,48 @@ quiet() {
 	refused 64 "bad address" ds-kvstore -l unix:kv2.sock --store redis://localhost:99999
 }
 
+@test "--kv redis:// with a password, as a user, and with a wrong one" {
+	"$PYTHON" - <<-'END' | "$PYTHON" "$DS_ROOT/tests/bats/dsf.py" requests >in
+		import json
+		for n in range(3):
+		    print(json.dumps({"id": f"a{n}", "ids": [(11 * t) % 1000 + 3 for t in range(150)] + [n + 3] * 5, "max_tokens": 2}))
+	END
+	prefill() { limited ds-prefill -m "$DS_MODEL" --no-prefix-cache "$@" <in; }
+	blocks() { redis-cli --no-auth-warning -a "$(cat secret)" -s r.sock dbsize; }
+	echo 'open sesame' >secret
+	echo 'wrong' >wrong
+	prefill >want
+	redis r --requirepass 'open sesame'
+	redis-cli --no-auth-warning -a 'open sesame' -s r.sock acl setuser cache on '>let me in' '~ds:*' '+@all' >/dev/null
+	redis-cli --no-auth-warning -a 'open sesame' -s r.sock acl setuser reader on '>let me in' '~ds:*' -@all +get +exists +auth >/dev/null
+	prefill --kv "redis://unix:$PWD/r.sock" --kv-password-file secret --stats >first 2>said
+	has ' 2 written,' <said
+	[ "$(blocks)" = 2 ]
+	echo 'let me in' >user # a pipe, which has no size, serves as well
+	prefill --kv "redis://cache@unix:$PWD/r.sock" --kv-password-file <(cat user) --stats >second 2>said
+	has ' 6 fetched,' <said
+	for kv in "wrong redis://unix:$PWD/r.sock" "wrong redis://cache@unix:$PWD/r.sock" "secret redis://nobody@unix:$PWD/r.sock"; do
+		prefill --kv "${kv#* }" --kv-password-file "${kv%% *}" >none 2>said
+		[ "$(wc -l <said)" -eq 1 ]
+		has "is lost: .*WRONGPASS.*; prompts are computed without it" <said
+		cmp <("$PYTHON" "$DS_ROOT/tests/bats/kv_talk.py" handed none) <("$PYTHON" "$DS_ROOT/tests/bats/kv_talk.py" handed want)
+	done
+	prefill --kv "redis://reader@unix:$PWD/r.sock" --kv-password-file user >third 2>said # may not write, and all is there
+	for got in first second third; do
+		"$PYTHON" "$DS_ROOT/tests/bats/kv_talk.py" handed "$got" | cmp - <("$PYTHON" "$DS_ROOT/tests/bats/kv_talk.py" handed want)
+	done
+	[ ! -s said ]
+	serve "redis://cache@unix:$PWD/r.sock" --password-file user
+	check fill unix:kv.sock 0 5 70000
+	check read unix:kv.sock 0 5 70000
+	stop
+	quiet
+	refused 64 'no file with the password' ds-kvstore --store "redis://cache@unix:$PWD/r.sock"
+	refused 64 'not for a command line' ds-kvstore --store "redis://cache:secret@unix:$PWD/r.sock"
+	head -c 5000 /dev/zero | tr '\0' x >long
+	refused 78 "'long' has more than" ds-kvstore --store "redis://cache@unix:$PWD/r.sock" --password-file long
+}
+
 @test "a cluster of three, of which one is lost and comes back" {
 	nodes=
 	for i in 1 2 3; do

@@ -29,6 +29,8 @@ static struct {
 	size_t n;
 	bool fails, full;        /* each call does; puts do */
 	bool busy;               /* a get that gives no more says so */
+	bool frozen;             /* gets and puts have no answer until their deadline */
+	int64_t deadline;
 	bool shut;               /* puts, and gets between place and done, wait until it is open */
 	int64_t hurry;           /* a call that waits gives up then */
 	size_t gives;            /* items of a get, whatever it has; 0: all */
@@ -120,7 +122,27 @@ int store_begin(struct store_session **ss, struct store *s, struct ds_err *err)
 }
 
 void store_end(struct store_session *ss) { (void)ss; }
-void store_deadline(struct store_session *ss, int64_t ns) { (void)ss, (void)ns; }
+void store_deadline(struct store_session *ss, int64_t ns)
+{
+	(void)ss;
+	pthread_mutex_lock(&st.lock);
+	st.deadline = ns;
+	pthread_mutex_unlock(&st.lock);
+}
+
+static int freeze(struct ds_err *err)
+{
+	int64_t end;
+	bool is;
+
+	do {
+		pthread_mutex_lock(&st.lock);
+		is = st.frozen;
+		end = st.hurry && st.hurry < st.deadline ? st.hurry : st.deadline;
+		pthread_mutex_unlock(&st.lock);
+	} while (is && time_mono_ns() < end && !usleep(2000));
+	return is ? err_set(err, DS_TEMP, "no answer in time") : 0;
+}
 
 void store_hurry(struct store_session *ss, int64_t ns)
 {
@@ -159,7 +181,7 @@ int store_get(struct store_session *ss, const struct store_key *keys, size_t n, 
 
 	(void)ss;
 	*got = 0;
-	if (rc || frame_parser_new(&p, err))
+	if (rc || freeze(err) || frame_parser_new(&p, err))
 		return err->code;
 	for (; *got < n && find(&keys[*got]) && (!st.gives || *got < st.gives); ++*got) {
 		struct held *h = find(&keys[*got]);
@@ -215,8 +237,8 @@ int store_put(struct store_session *ss, const struct store_put *p, enum store_pu
 
 	(void)ss;
 	pass();
-	if (rc)
-		return rc;
+	if (rc || freeze(err))
+		return err->code;
 	if (st.full)
 		return err_set(err, DS_IO, "the disk is full");
 	*how = find(&p->key) ? STORE_ALREADY : STORE_STORED;
@@ -270,6 +292,7 @@ TAP_USED static void open_rig(struct rig *r, size_t tokens, enum block_form form
 	st.busy = false;
 	st.has = st.gets = st.puts = st.dels = 0;
 	st.fails = st.full = st.shut = false;
+	st.frozen = false;
 	memset(decoded, KV_BLOCK, sizeof(decoded));
 	for (uint32_t i = 0; i < COUNT; i++)
 		ids[i] = 3 * i;

@@ -178,12 +178,94 @@ static void test_slow(void)
 	close_rig(&r);
 }
 
+static bool state_has(struct rig *r, const char *what)
+{
+	struct buf b = { 0 };
+	struct jw w;
+	bool has;
+
+	jw_init(&w, &b);
+	jw_obj(&w);
+	kv_client_state(r->c, &w);
+	jw_obj_end(&w);
+	has = strstr(b.p, what) != NULL;
+	buf_free(&b);
+	return has;
+}
+
+static void freeze_store(bool yes)
+{
+	pthread_mutex_lock(&st.lock);
+	st.frozen = yes;
+	pthread_mutex_unlock(&st.lock);
+}
+
+/* The fault: a store that says what it has and then gives nothing was lost, and back, with each prompt. */
+static void test_frozen(void)
+{
+	struct rig r;
+	int n = 0;
+
+	open_rig(&r, 64, BLOCK_EXACT, 64 * BLOCK);
+	put_all(&r, 5);
+	reopen(&r, 64);
+	freeze_store(true);
+	while (n < 10 && late_one(&r, false))
+		n++;
+	tap_ok(n == 3 && state_has(&r, "\"slow\":true") && state_has(&r, "\"losses\":0"),
+		"one that gives nothing in time is slow, not lost: %d fetches", n);
+	usleep(600000);
+	tap_ok(late_one(&r, false) && !late_one(&r, false), "it is tried with one prompt");
+	freeze_store(false);
+	usleep(1100000);
+	tap_ok(late_one(&r, false) && late_one(&r, false) && state_has(&r, "\"slow\":false"),
+		"and well when that has its blocks");
+	close_rig(&r);
+}
+
+static size_t put_five(struct rig *r)
+{
+	struct store_key keys[COUNT / KV_BLOCK + 1];
+	struct kv_seq s = { 0 };
+	size_t was = count_of(&st.puts);
+
+	kv_seq_reserve(&s, r->pool, COUNT);
+	compute(&s, 5);
+	kv_put_prompt(r->c, NULL, &s, ids, decoded, keys, kv_keys(r->c, ids, COUNT, decoded, keys));
+	for (int i = 0; i < 500 && !state_has(r, "\"writing_blocks\":0"); i++)
+		usleep(20000);
+	kv_seq_clear(&s, r->pool);
+	return count_of(&st.puts) - was;
+}
+
+static void test_frozen_puts(void)
+{
+	struct kv_ask *a;
+	struct rig r;
+
+	open_rig(&r, 64, BLOCK_EXACT, 64 * BLOCK);
+	freeze_store(true);
+	tap_is_int((long long)put_five(&r), 1, "a store that is late with a block is offered no more,");
+	tap_is_int((long long)put_five(&r), 0, "for a while,");
+	a = ask(&r);
+	tap_ok(a && state_has(&r, "\"losses\":0"), "but asked");
+	kv_ask_end(a, false);
+	usleep(600000);
+	tap_is_int((long long)put_five(&r), 1, "then one,");
+	freeze_store(false);
+	usleep(1100000);
+	tap_is_int((long long)put_five(&r), 5, "and all when it takes them again");
+	close_rig(&r);
+}
+
 int main(void)
 {
 	log_init("test", 0, LOG_ERROR);
 	test_lost();
 	test_busy();
 	test_slow();
+	test_frozen();
+	test_frozen_puts();
 	test_short();
 	test_offered_again();
 	forget_all();
