@@ -44,15 +44,33 @@ void err_one_line(char *text)
 	*out = '\0';
 }
 
+static __attribute__((format(printf, 4, 0))) int set(struct ds_err *err, int code, bool full, const char *fmt,
+	va_list ap)
+{
+	vsnprintf(err->text, sizeof(err->text), fmt, ap);
+	err_one_line(err->text);
+	err->code = code;
+	err->full = full;
+	return code;
+}
+
 int err_set(struct ds_err *err, int code, const char *fmt, ...)
 {
 	va_list ap;
 
 	va_start(ap, fmt);
-	vsnprintf(err->text, sizeof(err->text), fmt, ap);
+	set(err, code, false, fmt, ap);
 	va_end(ap);
-	err_one_line(err->text);
-	err->code = code;
+	return code;
+}
+
+int err_full(struct ds_err *err, int code, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	set(err, code, true, fmt, ap);
+	va_end(ap);
 	return code;
 }
 
@@ -69,6 +87,7 @@ int err_errno(struct ds_err *err, int code, const char *fmt, ...)
 	snprintf(err->text + n, sizeof(err->text) - n, ": %s", strerror(saved));
 	err_one_line(err->text);
 	err->code = code;
+	err->full = saved == ENOSPC || saved == EDQUOT;
 	errno = saved;
 	return code;
 }

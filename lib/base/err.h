@@ -8,6 +8,7 @@
 #ifndef DS_BASE_ERR_H
 #define DS_BASE_ERR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -29,16 +30,19 @@ enum ds_exit {
 
 struct ds_err {
 	int code;
+	bool full;       /* there is no room, on a disk or in a store */
 	char text[1024]; /* one line; control characters are replaced by '?' */
 };
 
 /* Sets code and text, returns code: `return err_set(err, DS_DATA, "bad magic in '%s'", path);` */
 int err_set(struct ds_err *err, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* As err_set with ": strerror(errno)" appended. */
+/* The same for lack of room. */
+int err_full(struct ds_err *err, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* As err_set with ": strerror(errno)" appended; a full disk and a quota are a lack of room. */
 int err_errno(struct ds_err *err, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* Puts `fmt: ` in front of the present text, keeps and returns the code. */
 /* What "frame" lacks where n of them are spoken of: "s", or nothing for 1. */
 const char *plural(uint64_t n);
+/* Puts `fmt: ` in front of the present text, keeps and returns the code. */
 int err_prefix(struct ds_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Makes a text fit for one line of a terminal: control characters (C0, C1) and marks that turn the writing direction
  * become '?'. */

@@ -269,6 +269,8 @@ static void shut(struct store_service *sv, enum door_kind most, int how)
 void guests_drain(struct store_service *sv)
 {
 	store_server_drain(sv->server);
+	if (sv->front)
+		resp_front_drain(sv->front);
 	shut(sv, DOOR_RESP, SHUT_RD);
 }
 

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -18,7 +19,7 @@ struct segment *segment_add(struct dir *d, const struct segment_id *id, struct d
 	while (slot < d->segs && d->seg[slot])
 		slot++;
 	if (slot == INDEX_NO_SEGMENT) {
-		err_set(err, DS_TEMP, "'%s' has %u segments, and no more can be: larger ones are needed", d->path,
+		err_full(err, DS_TEMP, "'%s' has %u segments, and no more can be: larger ones are needed", d->path,
 			slot);
 		return NULL;
 	}
@@ -143,6 +144,13 @@ int segment_fd(struct dir *d, struct segment *seg)
 	}
 	pthread_mutex_unlock(&d->files);
 	return fd;
+}
+
+bool segment_unlinked(int fd)
+{
+	struct stat st;
+
+	return fstat(fd, &st) == 0 && st.st_nlink == 0;
 }
 
 /* ---- entries; under d->lock for writing ---- */

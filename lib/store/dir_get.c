@@ -26,7 +26,7 @@ static enum state read_front(struct dir *d, struct tools *t, const struct found 
 	struct frame frame;
 
 	*fd = segment_fd(d, f->seg);
-	if (*fd < 0 && errno == ENOENT)
+	if (*fd < 0 ? errno == ENOENT : segment_unlinked(*fd))
 		return LOST;
 	if (*fd < 0) {
 		err_errno(err, dir_lacks() ? DS_TEMP : DS_IO, "cannot open '%s/%s'", d->path, f->seg->name);
@@ -246,9 +246,11 @@ int dir_ref(struct store_session *base, const struct store_key *key, struct stor
 
 	for (int again = 0; again < 3 && dir_find(d, key, again == 0, &f); again++) {
 		int fd = segment_fd(d, f.seg);
+		bool lost = fd < 0 ? errno == ENOENT : segment_unlinked(fd);
 
-		if (fd >= 0 && deleted(fd, &f)) { /* by another process, which may have put another */
-			give_up(d, &f, DELETED);
+		if (lost || (fd >= 0 && deleted(fd, &f))) { /* by another process, which may have put another */
+			if (!lost)
+				give_up(d, &f, DELETED);
 			segment_release(d, f.seg);
 			if (dir_look(d, true, err))
 				return err->code;
@@ -261,13 +263,9 @@ int dir_ref(struct store_session *base, const struct store_key *key, struct stor
 			COUNT(d, hit_bytes, ref->data_bytes);
 			return 0;
 		}
-		if (errno != ENOENT)
-			err_errno(err, dir_lacks() ? DS_TEMP : DS_IO, "cannot open '%s/%s'", d->path, f.seg->name);
-		else if (!dir_look(d, true, err))
-			err->code = 0;
+		err_errno(err, dir_lacks() ? DS_TEMP : DS_IO, "cannot open '%s/%s'", d->path, f.seg->name);
 		segment_release(d, f.seg);
-		if (err->code)
-			return err->code;
+		return err->code;
 	}
 	COUNT(d, misses, 1);
 	return err_set(err, DS_NO, "it is not there");

@@ -245,6 +245,8 @@ bool dir_find(struct dir *d, const struct store_key *key, bool ask, struct found
 void segment_release(struct dir *d, struct segment *seg);
 /* The descriptor of a segment that is held; -1 and errno. */
 int segment_fd(struct dir *d, struct segment *seg);
+/* Another process has removed it: what it has may have been replaced or deleted meanwhile. */
+bool segment_unlinked(int fd);
 /* openat in the directory (O_CLOEXEC, mode 0666); where descriptors run out, files that nobody uses now are closed. */
 int dir_open_file(struct dir *d, const char *name, int flags);
 /* errno says that descriptors or memory ran out: it tells nothing of the file. */

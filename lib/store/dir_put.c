@@ -290,7 +290,7 @@ static int already(struct dir_session *ss, const struct store_put *p, bool *is, 
 {
 	struct dir *d = ss->d;
 	struct found f;
-	int rc = 0;
+	int fd, rc = 0;
 
 	*is = dir_find(d, &p->key, false, &f);
 	if (!*is && p->exact) {
@@ -299,7 +299,8 @@ static int already(struct dir_session *ss, const struct store_put *p, bool *is, 
 	}
 	if (!*is)
 		return rc;
-	*is = !dir_over(ss, &f);
+	fd = segment_fd(d, f.seg);
+	*is = !(fd >= 0 && segment_unlinked(fd)) && !dir_over(ss, &f);
 	if (*is && (p->sync || d->base.o.sync)) {
 		rc = segment_sync(d, f.seg, ((uint64_t)f.e.offset + f.e.front + f.e.data) * INDEX_UNIT, err);
 		*is = !rc; /* else it is stored once more */
@@ -337,7 +338,7 @@ static int check_size(const struct dir *d, const struct store_put *p, size_t *si
 		return err_set(err, DS_DATA, "an item of %zu bytes is over the limit of %llu", *size,
 			(unsigned long long)most);
 	if (dir_capacity(d) && *size > dir_capacity(d))
-		return err_set(err, DS_TEMP, "an item of %zu bytes is larger than the store of %llu", *size,
+		return err_full(err, DS_TEMP, "an item of %zu bytes is larger than the store of %llu", *size,
 			(unsigned long long)dir_capacity(d));
 	return 0;
 }

@@ -336,7 +336,7 @@ int dir_make_room(struct dir *d, uint64_t n, uint64_t limit, struct ds_err *err)
 	skip_none(d);
 	while (dir_bytes(d) + n > limit)
 		if (!evict_oldest(d, true, &budget, err) && !lanes_seal(d))
-			return err_set(err, DS_TEMP, "the store is full: %llu bytes, and nothing of it can go now",
+			return err_full(err, DS_TEMP, "the store is full: %llu bytes, and nothing of it can go now",
 				(unsigned long long)dir_bytes(d));
 	dir_sweep(d, false);
 	return 0;

@@ -53,6 +53,9 @@ static int add_seed(struct redis *s, const char *p, size_t n, struct ds_err *err
 	bool unix_path = n > 5 && memcmp(p, "unix:", 5) == 0;
 	bool port = colon && (*p != '[' || (n && p[n - 1] != ']'));
 
+	if (memchr(p, '@', unix_path ? 0 : n))
+		return err_set(err, DS_USAGE, "an address of a Redis server bears no password: that goes into a file "
+			"(--password-file, --kv-password-file)");
 	if (!n || s->nseeds == REDIS_SEEDS || n > sizeof text - 16)
 		return err_set(err, DS_USAGE,
 		"an empty address of a Redis server, one that is too long, or more than %d",

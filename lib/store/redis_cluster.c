@@ -229,6 +229,9 @@ static int refresh(struct redis_session *ss, struct ds_err *err)
 			if ((ss->nodes[i]->fd >= 0) == (pass == 0))
 				rc = read_map(ss, ss->nodes[i], slots, err);
 	ss->map_again_ns = time_mono_ns() + MAP_PAUSE_NS;
+	ss->map_why.code = 0;
+	if (rc)
+		ss->map_why = *err;
 	if (!rc) {
 		free(ss->slots);
 		ss->slots = slots;
@@ -255,6 +258,10 @@ int redis_node_of(struct redis_session *ss, const struct store_key *key, struct 
 	slot = redis_slot(name, sizeof name - 1);
 	if (ss->slots[slot] == NO_NODE) {
 		ss->stale = true;
+		if (ss->map_why.code) {
+			*err = ss->map_why;
+			return err->code;
+		}
 		return err_set(err, DS_TEMP, "no node of the cluster at '%s' has slot %u", ss->nodes[0]->addr.text,
 			slot);
 	}

@@ -219,7 +219,9 @@ int redis_refused(const struct redis_node *node, const char *text, struct ds_err
 	if (strncmp(text, "ERR AUTH", 8) == 0 || strncmp(text, "ERR DB index", 12) == 0 ||
 		strncmp(text, "ERR invalid password", 20) == 0 || strstr(text, "unauthenticated"))
 		code = DS_CONFIG;
-	return err_set(err, code, "'%s' refuses: %.300s", node->addr.text, text);
+	err_set(err, code, "'%s' refuses: %.300s", node->addr.text, text);
+	err->full = strncmp(text, "OOM ", 4) == 0;
+	return code;
 }
 
 static void pause_ms(const struct redis_session *ss, int ms)

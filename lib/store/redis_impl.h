@@ -56,6 +56,7 @@ struct redis_session {
 	uint16_t *slots;         /* [REDIS_SLOTS] of a cluster: numbers of nodes, UINT16_MAX: not known */
 	bool stale;              /* the map is to be read again, */
 	int64_t map_again_ns;    /* not before that */
+	struct ds_err map_why;   /* it could not be read; code 0: it could */
 	struct frame_writer *w;
 	struct frame_parser *parser;
 	struct meta_builder *meta;

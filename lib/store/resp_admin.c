@@ -141,7 +141,7 @@ static int do_hello(struct resp_conn *c, struct ds_err *err)
 
 static int do_client(struct resp_conn *c, struct ds_err *err)
 {
-	char text[500];
+	char text[500], peer[300];
 
 	(void)err;
 	if (resp_is(c, 1, "id")) {
@@ -157,7 +157,10 @@ static int do_client(struct resp_conn *c, struct ds_err *err)
 	} else if (resp_is(c, 1, "setinfo") || resp_is(c, 1, "no-evict") || resp_is(c, 1, "no-touch")) {
 		resp_ok(c);
 	} else if (resp_is(c, 1, "info") || resp_is(c, 1, "list")) { /* of the others it says nothing */
-		snprintf(text, sizeof text, "id=%" PRIu64 " addr=%s name=%s db=0 resp=%d\n", c->id, c->peer, c->name,
+		snprintf(peer, sizeof peer, "%s", c->peer);
+		for (char *p = peer; *p; p++) /* clients cut the line at blanks */
+			*p = *p == ' ' ? '-' : *p;
+		snprintf(text, sizeof text, "id=%" PRIu64 " addr=%s name=%s db=0 resp=%d\n", c->id, peer, c->name,
 			c->proto);
 		resp_add_bulk(&c->r, text, strlen(text));
 	} else {

@@ -318,6 +318,8 @@ static int refuse(struct resp_conn *c, struct ds_err *err)
 		return rc;
 	if (why)
 		resp_error(c, "%s", why);
+	else if (c->argc > RESP_ARGS_MAX)
+		resp_error(c, "ERR a command has at most %d arguments", RESP_ARGS_MAX - 1);
 	else if (c->command)
 		resp_error(c, "ERR wrong number of arguments for '%s'", c->command->name);
 	else
@@ -337,6 +339,8 @@ int resp_command(struct resp_conn *c, struct ds_err *err)
 	c->front->commands++;
 	if (from_a_browser(c))
 		return protocol(err, c->peer, "HTTP");
+	if (c->front->draining && !c->refused)
+		c->refused = "TRYAGAIN the service is draining";
 	c->command = k = c->refused ? NULL : find(c);
 	if (!k || c->argc < k->min || (k->max && c->argc > k->max) || c->argc > RESP_ARGS_MAX)
 		return refuse(c, err);

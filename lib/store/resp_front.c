@@ -80,6 +80,11 @@ void resp_front_free(struct resp_front *f)
 	free(f);
 }
 
+void resp_front_drain(struct resp_front *f)
+{
+	f->draining = true;
+}
+
 void resp_front_counts(struct resp_front *f, struct resp_counts *c)
 {
 	*c = (struct resp_counts){ f->connections, f->clients, f->commands, f->errors, f->collisions };

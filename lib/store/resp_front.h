@@ -29,6 +29,8 @@ struct resp_options {
 struct resp_front;
 int resp_front_new(struct resp_front **f, struct store *s, const struct resp_options *o, struct ds_err *err);
 void resp_front_free(struct resp_front *f);
+/* Commands that begin from now on are refused. */
+void resp_front_drain(struct resp_front *f);
 /*
  * Serves one connected socket (unix or TCP) to its end, for which the calling thread waits; does not close fd.  peer
 : for messages.

@@ -44,6 +44,7 @@ struct resp_front {
 	struct resp_workers *workers; /* NULL: each connection is served by the thread that brought it */
 	int64_t began_ns;
 	_Atomic uint64_t connections, clients, commands, errors, collisions;
+	_Atomic bool draining;
 };
 
 enum { RESP_SMALL = 16 << 10 }; /* values up to this are read into the arguments' memory */

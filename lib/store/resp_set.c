@@ -53,7 +53,7 @@ static bool put(struct resp_conn *c, struct resp_text name, struct resp_text val
 	if (!rc && result == STORE_NOT_ADMITTED && p.replace)
 		rc = store_del(c->ss, &p.key, &was, err);
 	if (rc)
-		resp_error(c, "%s %s", rc == DS_TEMP ? "OOM" : "ERR", err->text);
+		resp_error(c, "%s %s", err->full ? "OOM" : rc == DS_TEMP ? "TRYAGAIN" : "ERR", err->text);
 	*stored = result != STORE_ALREADY;
 	return !rc;
 }

@@ -204,7 +204,7 @@ int lane_for_move(struct dir *d, bool main, uint64_t n, struct segment **out, st
 	if (capacity && used + reserve > capacity)
 		reserve = used < capacity ? capacity - used : 0;
 	if (reserve < least)
-		return err_set(err, DS_TEMP, "no room to move an item to");
+		return err_full(err, DS_TEMP, "no room to move an item to");
 	return segment_create(d, main, reserve, out, err);
 }
 

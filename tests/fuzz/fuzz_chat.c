@@ -21,7 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	const char *src = (const char *)data, *nul = size ? memchr(src, 0, size) : NULL;
 	size_t n = nul ? (size_t)(nul - src) : size, bad;
 	json_t *vars = NULL;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 	struct buf out = { 0 };
 	int rc;
 

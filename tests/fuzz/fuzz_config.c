@@ -39,7 +39,7 @@ static void check(const struct config *c)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct config c;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 	int rc = config_parse((const char *)data, size, "fuzz", &c, &err);
 
 	if (rc ? rc != DS_DATA || !err.text[0] || strchr(err.text, '\n') : 0)

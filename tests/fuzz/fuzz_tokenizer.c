@@ -21,7 +21,7 @@ static void check_error(const struct ds_err *err)
 static void check_text(struct tokenizer *t, const char *text, size_t n)
 {
 	struct detok d = { .special = true };
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 	struct buf back = { 0 };
 	struct ids ids = { 0 };
 	size_t bad, split = 0;
@@ -47,7 +47,7 @@ static void check_json(const char *json, size_t n)
 {
 	static const char *const texts[] = { "", "a", "Hello, world! 123 456",
 		"\xe4\xbd\xa0\xe5\xa5\xbd \xf0\x9f\x98\x80\n\n  x", "<think>ab</think>" };
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 	struct tokenizer *t;
 
 	if (tokenizer_parse(&t, json, n, "fuzz", &err)) {
@@ -112,7 +112,7 @@ static void check_pattern(const char *p, size_t n)
 	static const char plain[] = "Hello  ab ababab\n\n x123\t\xe4\xbd\xa0";
 	const char *nul = n ? memchr(p, 0, n) : NULL;
 	size_t len = nul ? (size_t)(nul - p) : n;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 	struct buf json = { 0 };
 	struct tokenizer *t;
 
@@ -132,7 +132,7 @@ static void check_plain(const char *p, size_t n)
 	static struct tokenizer *t;
 	static const char pattern[] = "[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| "
 		"?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 	struct buf json = { 0 };
 
 	if (!t) {

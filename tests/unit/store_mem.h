@@ -24,6 +24,7 @@ struct mem_store {
 	pthread_mutex_t lock;
 	struct mem_item *first;
 	int fail;            /* code of every call, 0: none */
+	bool full;
 	bool one_key;        /* all keys are the same */
 	bool spoilt;         /* no payload is right */
 	bool admits_nothing;
@@ -51,7 +52,9 @@ static int mem_fails(struct store_session *ss, struct ds_err *err)
 {
 	struct mem_store *m = (struct mem_store *)ss->store;
 
-	return m->fail ? err_set(err, m->fail, "the store does\nas it was told") : 0;
+	if (m->fail)
+		(m->full ? err_full : err_set)(err, m->fail, "the store does\nas it was told");
+	return m->fail;
 }
 
 static int mem_has(struct store_session *ss, const struct store_key *keys, size_t n, uint8_t *here, size_t *prefix,

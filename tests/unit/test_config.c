@@ -40,7 +40,7 @@ static void test_releases(void)
 		const char *name = json_string_value(json_object_get(r, "name"));
 		double want = json_number_value(json_object_get(r, "billions")), got;
 		struct config c;
-		struct ds_err err = { 0, "" };
+		struct ds_err err = { 0 };
 
 		tap_ok(load(json_object_get(r, "config"), &c, &err) == 0, "%s loads %s", name, err.text);
 		got = (double)config_params(&c).total / 1e9;
@@ -51,7 +51,7 @@ static void test_releases(void)
 static void test_v3(void)
 {
 	struct config c;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 	struct param_count p;
 
 	tap_is_int(load(v3, &c, &err), 0, "V3 loads");
@@ -77,7 +77,7 @@ static void mutate(const char *field, const char *value, const char *want)
 	const char *dot = strchr(field, '.'), *name = dot ? dot + 1 : field;
 	char outer[64];
 	struct config c;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 	int rc;
 
 	if (dot) {
@@ -170,7 +170,7 @@ static void test_one_expert(void)
 	static const char *const ones[] = { "n_routed_experts", "n_group", "topk_group", "num_experts_per_tok" };
 	json_t *root = json_deep_copy(v3);
 	struct config c;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 
 	json_object_set_new(root, "n_routed_experts", json_integer(1));
 	tap_ok(load(root, &c, &err) == DS_DATA && err.text[0], "one expert in eight groups: refused: %s", err.text);
@@ -194,7 +194,7 @@ static void test_top_1(void)
 {
 	json_t *root = json_deep_copy(v3);
 	struct config c;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 
 	json_object_set_new(root, "num_experts_per_tok", json_integer(1));
 	tap_ok(load(root, &c, &err) == DS_DATA &&
@@ -210,7 +210,7 @@ static void test_dense_width(void)
 {
 	json_t *root = json_deep_copy(v3);
 	struct config c;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 
 	json_object_set_new(root, "first_k_dense_replace", json_integer(0));
 	tap_ok(load(root, &c, &err) == 0 && c.inter == 18432, "no dense layer, a width that is stated");
@@ -228,7 +228,7 @@ static void test_dense_width(void)
 static void refuse_text(const char *text, size_t n, const char *what)
 {
 	struct config c;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 	int rc = config_parse(text, n, "x", &c, &err);
 
 	tap_ok(rc == DS_DATA && err.text[0] && !strchr(err.text, '\n'), "%s: %s", what, err.text);
@@ -300,7 +300,7 @@ static void test_rope(void)
 		{ "plain16_theta50000", 16, 50000, false },
 	};
 	struct st_file f;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 
 	if (st_open(&f, "tests/golden/unit/rope.safetensors", &err))
 		tap_bail("%s", err.text);
@@ -369,7 +369,7 @@ static void test_rope_parameters(void)
 {
 	json_t *root = json_deep_copy(v3);
 	struct config a, b;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 
 	load(root, &a, &err);
 	json_object_set_new(root, "rope_parameters",
@@ -394,7 +394,7 @@ static void test_goldens(void)
 
 	for (size_t i = 0; i < ARRAY_LEN(names); i++) {
 		struct config c;
-		struct ds_err err = { 0, "" };
+		struct ds_err err = { 0 };
 
 		tap_ok(config_load(names[i], &c, &err) == 0, "%s loads %s", names[i], err.text);
 	}
@@ -403,7 +403,7 @@ static void test_goldens(void)
 int main(void)
 {
 	struct config c;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 	json_error_t je;
 
 	releases = json_load_file("tests/unit/configs.json", 0, &je);

@@ -162,7 +162,7 @@ static int make(const char *like, const char *name, size_t layers, enum dtype ty
 		.like = like, .layers = layers, .dtype = type, .seed = seed, .shard = shard, .out = path
 	};
 	struct make_plan p;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 	int rc;
 
 	snprintf(path, 1100, "%s/%s", work, name);
@@ -550,7 +550,7 @@ static void test_random(const char *like)
 		const char *name;
 	} types[] = { { DT_BF16, "bf16" }, { DT_F8_E4M3, "fp8" }, { DT_F32, "f32" } };
 	char a[1100], b[1100], ha[40], hb[40];
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 
 	for (size_t i = 0; i < ARRAY_LEN(types); i++) {
 		struct model *m = NULL;
@@ -606,7 +606,7 @@ static void test_make_errors(void)
 	char path[1100];
 	struct make_options o = { .like = fp8_like, .layers = 2, .shard = 1u << 30, .out = path };
 	struct make_plan p;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 
 	snprintf(path, sizeof(path), "%s", base_dir);
 	tap_ok(make_model(&o, &p, &err) == DS_USAGE && strstr(err.text, "it exists"), "does not overwrite: %s",
@@ -629,7 +629,7 @@ static void test_goldens(void)
 	static const char *const names[] = { "v3-tiny", "v3-tiny-fp8", "v2lite-tiny", "v3-norope-tiny",
 		"v2-group-tiny" };
 	struct model *m;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 	char path[1000];
 
 	for (size_t i = 0; i < ARRAY_LEN(names); i++) {

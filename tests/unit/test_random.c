@@ -49,7 +49,7 @@ static void run(const struct model *m, const char *what)
 	struct engine *e;
 	struct kv_pool *pool;
 	struct kv_seq kv = { .pages = NULL };
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 	struct segment seg = { .kv = &kv, .tokens = tokens, .rows = PROMPT, .want_logits = true };
 	double sum = 0, sq = 0, sd;
 	size_t used = 0;
@@ -101,7 +101,7 @@ int main(void)
 				.shard = 1 << 22 };
 			struct make_plan p;
 			struct model *m;
-			struct ds_err err = { 0, "" };
+			struct ds_err err = { 0 };
 
 			snprintf(from, sizeof(from), "tests/golden/%s", like[i]);
 			snprintf(out, sizeof(out), "%s/%s-%s", dir, like[i], types[k].name);

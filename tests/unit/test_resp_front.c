@@ -247,8 +247,11 @@ static void test_limits_of_front(void)
 static void test_store_faults(void)
 {
 	mem->fail = DS_TEMP;
-	says("a store that is full", "SET a b\r\nGET a\r\nDEL a\r\nEXISTS a\r\n",
-		"-OOM the store does?as it was told\r\n-TRYAGAIN the store does?as it was told\r\n"
+	mem->full = true;
+	says("a store that is full", "SET a b\r\n", "-OOM the store does?as it was told\r\n");
+	mem->full = false;
+	says("one that is busy", "SET a b\r\nGET a\r\nDEL a\r\nEXISTS a\r\n",
+		"-TRYAGAIN the store does?as it was told\r\n-TRYAGAIN the store does?as it was told\r\n"
 		"-TRYAGAIN the store does?as it was told\r\n-TRYAGAIN the store does?as it was told\r\n");
 	mem->fail = DS_UNAVAILABLE;
 	says("one that is not there", "SET a b\r\nMGET a b\r\nDBSIZE\r\nINFO\r\n",
@@ -322,6 +325,51 @@ static void *client(void *arg)
 }
 
 /* More clients than workers, while some stand still within a command. */
+/* The fault: who sent without end was served until the time to drain was over. */
+static void test_drain(void)
+{
+	enum { N = 4000, VALUE = 30000 };
+	static char in[N * 7], value[VALUE + 100], got[1 << 16];
+	struct resp_front *was = front;
+	size_t n = 0, values = 0, refusals = 0;
+	struct server s;
+	struct feed out;
+	pthread_t t[2];
+	struct ds_err err;
+	char *p;
+	int fd[2];
+
+	if (resp_front_new(&front, &mem->base, NULL, &err) || socketpair(AF_UNIX, SOCK_STREAM, 0, fd))
+		tap_bail("no front");
+	n = (size_t)snprintf(value, sizeof value, "*3\r\n$3\r\nSET\r\n$1\r\nd\r\n$%d\r\n", VALUE);
+	memset(value + n, 'v', VALUE);
+	memcpy(value + n + VALUE, "\r\n", 2);
+	says_n("a large value", value, n + VALUE + 2, S("+OK\r\n"));
+	for (n = 0; n < sizeof in; n += 7)
+		memcpy(in + n, "GET d\r\n", 7);
+	s = (struct server){ fd[0], -1 };
+	out = (struct feed){ fd[1], in, n, n };
+	pthread_create(&t[0], NULL, serve, &s);
+	pthread_create(&t[1], NULL, feed, &out);
+	for (bool first = true; (n = (size_t)read(fd[1], got, sizeof got - 1)) > 0 && n < sizeof got; first = false) {
+		if (first)
+			resp_front_drain(front);
+		got[n] = 0;
+		for (p = got; (p = strpbrk(p, "$-")); p++) {
+			values += *p == '$';
+			refusals += *p == '-';
+		}
+	}
+	for (int i = 0; i < 2; i++)
+		pthread_join(t[i], NULL);
+	tap_ok(!s.rc && values < N / 2 && values + refusals == N,
+		"who drains answers what had begun, and refuses the rest: %zu values, %zu refusals", values, refusals);
+	close(fd[0]);
+	close(fd[1]);
+	resp_front_free(front);
+	front = was;
+}
+
 static void test_clients(void)
 {
 	static struct server servers[CLIENTS + 4];
@@ -422,6 +470,7 @@ static void test_front(bool files)
 	test_limits_of_front();
 	test_store_faults();
 	test_pipeline();
+	test_drain();
 	test_clients();
 	test_stalls();
 	resp_front_free(front);

@@ -140,7 +140,7 @@ static void refuse_file(const char *what, int code, const char *text)
 {
 	char path[1200];
 	struct st_file f;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 	int rc;
 
 	snprintf(path, sizeof(path), "%s/model.safetensors", dir);
@@ -176,7 +176,7 @@ static void test_files(void)
 static void index_case(const char *what, const char *index, int code, const char *text)
 {
 	struct checkpoint c;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 	int rc;
 
 	put("model.safetensors.index.json", index, strlen(index), UINT64_MAX);
@@ -192,7 +192,7 @@ static void test_index(void)
 	static const char one[] = "{" A "}12345678";
 	static const char two[] = "{\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}12345678";
 	struct checkpoint c;
-	struct ds_err err = { 0, "" };
+	struct ds_err err = { 0 };
 
 	tap_ok(ckpt_open(&c, dir, &err) == DS_NOINPUT, "no checkpoint: %s", err.text);
 	put("1.safetensors", one, sizeof(one) - 1, sizeof(one) - 9);

@@ -89,6 +89,33 @@ static void coherent(void)
 	close_two();
 }
 
+/* The fault: from a file that another had removed, which was still open here, what had been replaced and deleted since
+ * was read on for seconds. */
+static void removed(void)
+{
+	struct store_options o = { .capacity = 1 << 20, .segment = 64 << 10 };
+	enum store_put_result r;
+	struct ds_err err = { 0 };
+	size_t wrong = 0;
+
+	open_two("removed", &o);
+	wrong += put_as(t.sa, 1, 500, 1) != 0;
+	wrong += put_as(t.sa, 2, 500, 1) != 0;
+	wrong += put_as(t.sa, 3, 500, 1) != 0;
+	for (uint64_t n = 0; n < 12; n++) /* that segment is complete, and a long way from the youngest */
+		wrong += put_as(t.sa, 100 + n, 20000, 1) != 0;
+	wrong += get_n(t.sa, 1, 500, 1) != GET_RIGHT;
+	for (uint64_t n = 0; n < 80; n++)
+		wrong += put_as(t.sb, 200 + n, 20000, 1) != 0;
+	tap_ok(!wrong && !has_n(t.sb, 1), "one store makes room by what the other has put");
+	put_as(t.sb, 1, 500, 2);
+	tap_is_int(get_n(t.sa, 1, 500, 2), GET_RIGHT, "which sees what is put anew,");
+	tap_is_int(version_at(t.sa, 3, 500), -1, "and not what is gone,");
+	tap_ok(!put_n(t.sa, 2, 500, NULL, &r, &err) && r == STORE_STORED && get_n(t.sa, 2, 500, 0) == GET_RIGHT,
+		"nor takes it for there already");
+	close_two();
+}
+
 static rlim_t files_at_most(rlim_t n)
 {
 	struct rlimit r;
@@ -376,6 +403,7 @@ int main(void)
 {
 	gc_full();
 	coherent();
+	removed();
 	blind();
 	pins();
 	rights();
