@@ -66,7 +66,22 @@ void redis_abandon(struct redis_session *ss)
 			redis_drop(ss->nodes[i]);
 }
 
-static int connect_once(struct redis_node *node, int64_t deadline, struct ds_err *err)
+/* Until a connection is there or not; 0: too late.  The time may become shorter meanwhile. */
+static int wait_connected(const struct redis_session *ss, struct pollfd *p, int64_t until)
+{
+	int got;
+
+	do {
+		int64_t by = store_earlier(until, store_until(&ss->base)), left = by - time_mono_ns();
+
+		if (left <= 0)
+			return poll(p, 1, 0);
+		got = poll(p, 1, (int)((left < STORE_LOOK_NS ? left : STORE_LOOK_NS) / 1000000) + 1);
+	} while (!got || (got < 0 && errno == EINTR));
+	return got;
+}
+
+static int connect_once(struct redis_session *ss, struct redis_node *node, int64_t deadline, struct ds_err *err)
 {
 	int64_t now = time_mono_ns(), until = deadline < now + CONNECT_NS ? deadline : now + CONNECT_NS;
 	struct pollfd p = { .events = POLLOUT };
@@ -76,7 +91,7 @@ static int connect_once(struct redis_node *node, int64_t deadline, struct ds_err
 	rc = addr_start_until(&node->addr, until, &p.fd, err);
 	why = errno;
 	if (!rc) {
-		int got = poll(&p, 1, until > now ? (int)((until - now) / 1000000) + 1 : 0);
+		int got = wait_connected(ss, &p, until);
 
 		why = got == 0 ? ETIMEDOUT : got < 0 || getsockopt(p.fd, SOL_SOCKET, SO_ERROR, &why, &n) ? errno : why;
 		if (!why) {
@@ -134,7 +149,7 @@ static int connect_node(struct redis_session *ss, struct redis_node *node, struc
 		*err = node->why;
 		return err->code;
 	}
-	rc = connect_once(node, redis_deadline(ss), err);
+	rc = connect_once(ss, node, redis_deadline(ss), err);
 	if (!rc)
 		rc = resp_open(&node->r, node->fd, node->addr.text, err);
 	if (!rc) {

@@ -188,8 +188,12 @@ static int read_coded(struct getting *g, int fd, int64_t at, struct ds_err *err)
 {
 	struct remote_session *ss = g->ss;
 	size_t n = g->item.stored, plain = round_up(g->item.size, FRAME_ALIGN);
-	uint8_t *coded = room(&ss->coded, &ss->coded_cap, n, err), *data = NULL;
+	uint64_t most = ss->base.store->o.max_frame ? ss->base.store->o.max_frame : FRAME_MAX_DEFAULT;
+	uint8_t *coded, *data = NULL;
 
+	if (n > most || g->item.size > most) /* as with bytes from the socket: what a peer says takes no memory */
+		return wrong(g);
+	coded = room(&ss->coded, &ss->coded_cap, n, err);
 	if (coded)
 		data = g->item.zstd ? room(&ss->plain, &ss->plain_cap, plain, err) : coded;
 	if (!data)

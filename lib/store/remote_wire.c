@@ -133,8 +133,7 @@ static int wire_open(struct remote_session *ss, struct ds_err *err)
 
 	if (rc)
 		return rc;
-	if (ss->base.deadline && ss->base.deadline < until)
-		until = ss->base.deadline;
+	until = store_earlier(until, store_until(&ss->base));
 	rc = addr_start_until(&ss->r->addr, until, &ss->fd, err);
 	if (!rc)
 		rc = connected(ss, ss->fd, err);

@@ -215,6 +215,47 @@ static void absent(void)
 	store_close(store);
 }
 
+/* The fault: what a file said of a compressed item was allotted, whatever it was. */
+static void too_large(void)
+{
+	enum { SIZE = 2 << 20 };
+	const uint64_t limits[] = { 0, SIZE / 2 };
+	const struct store_options zstd = { .zstd = true };
+	struct store_key k = { "compressed" };
+	struct iovec iov = { calloc(SIZE, 1), SIZE };
+	struct store_put p = { .key = k, .iov = &iov, .iovs = 1, .element = 2 };
+	char path[300], addr[300];
+	enum store_put_result how;
+	struct store_session *ss;
+	struct store *store;
+	struct service s;
+	struct ds_err err;
+	size_t got;
+
+	snprintf(path, sizeof path, "dir:%s/coded", dir);
+	snprintf(addr, sizeof addr, "unix:%s/coded.sock", dir);
+	if (store_open(&store, path, &zstd, &err) || store_begin(&ss, store, &err) || store_put(ss, &p, &how, &err))
+		tap_bail("%s", err.text);
+	store_end(ss);
+	store_close(store);
+	begin_service(&s, addr, path);
+	for (int i = 0; i < 2; i++) {
+		const struct store_options o = { .max_frame = limits[i] };
+		struct catch c = { .stop_at = ITEMS, .refuse_at = ITEMS };
+		const struct store_sink sink = { &c, place, done };
+
+		if (store_open(&store, addr, &o, &err) || store_begin(&ss, store, &err))
+			tap_bail("%s", err.text);
+		tap_ok(!store_get(ss, &k, 1, &sink, &got, &err) && got == !i, i ? "one over the limit is a miss" :
+			"a compressed item is read from its file");
+		store_end(ss);
+		store_close(store);
+		catch_free(&c);
+	}
+	end_service(&s);
+	free(iov.iov_base);
+}
+
 int main(void)
 {
 	char addr[300], bytes[310], path[300], command[300];
@@ -236,6 +277,7 @@ int main(void)
 	round_trip(s.text, false);
 	end_service(&s);
 	absent();
+	too_large();
 	snprintf(command, sizeof command, "rm -r '%s'", dir);
 	if (system(command))
 		tap_diag("'%s' remains", dir);

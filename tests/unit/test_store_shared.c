@@ -9,7 +9,7 @@
 
 enum { THREADS = 4, KEYS = 600, CAPACITY = 12 << 20 };
 
-static struct shared { uint64_t wrong, errors, hits, puts, deleted, refs; int go; } *shared;
+static struct shared { uint64_t wrong, errors, hits, puts, deleted, refs, synced, stats, evicted; int go; } *shared;
 
 static size_t size_of(uint64_t n)
 {
@@ -52,16 +52,19 @@ static void read_ref(struct store_session *ss, uint64_t n)
 static void one_op(struct store_session *ss, uint64_t x)
 {
 	uint64_t n = x % 3 ? random_bits(6, x) % KEYS : random_bits(7, x) % (KEYS / 8);
+	struct put_how how = { .sync = random_bits(9, x) % 4 == 0 };
 	struct store_key k = key_of(n);
 	enum store_put_result r;
 	enum get_result g;
 	struct ds_err err;
+	struct store_stat st;
 	bool was = false;
 
 	switch (random_bits(8, x) % 16) {
 	case 0: case 1: case 2: case 3:
 		err.code = 0;
-		if (put_n(ss, n, size_of(n), NULL, &r, &err)) {
+		ADD(synced, how.sync);
+		if (put_n(ss, n, size_of(n), &how, &r, &err)) {
 			ADD(errors, 1);
 			tap_diag("put: %s", err.text);
 		}
@@ -80,6 +83,10 @@ static void one_op(struct store_session *ss, uint64_t x)
 		break;
 	case 7: case 8:
 		read_ref(ss, n);
+		break;
+	case 9:
+		ADD(errors, store_stat(ss, &st, &err) != 0 || st.bytes > CAPACITY || st.capacity != CAPACITY);
+		ADD(stats, 1);
 		break;
 	default:
 		g = get_n(ss, n, size_of(n), 0);
@@ -170,6 +177,43 @@ static void mixed(void)
 	tap_ok(most <= CAPACITY && most > CAPACITY / 2, "the files of both are within the capacity");
 	tap_diag("%d puts, %d hits, %d refs, %d deleted; %d of %d bytes at most", (int)shared->puts, (int)shared->hits,
 		(int)shared->refs, (int)shared->deleted, (int)most, CAPACITY);
+	tap_ok(!dir_verify(path, say, NULL, &rep, &err) && !rep.torn_bytes && !rep.bad_indices, "verify finds nothing");
+	store_rm(path);
+}
+
+/* The same by two stores in one process, where a sanitizer sees both. */
+static void mixed_here(void)
+{
+	const char *path = store_path("mixedhere");
+	struct store_options o = { .capacity = CAPACITY, .segment = 256 << 10 };
+	struct store *s[2] = { store_at(path, &o), store_at(path, &o) };
+	uint64_t ops = tap_slow() ? 500 : 2500;
+	struct worker w[2 * THREADS];
+	pthread_t t[2 * THREADS];
+	struct dir_report rep;
+	struct ds_err err;
+
+	memset(shared, 0, sizeof *shared);
+	for (int i = 0; i < 2 * THREADS; i++) {
+		w[i] = (struct worker){ s[i % 2], (uint64_t)(100 + i), ops };
+		pthread_create(&t[i], NULL, work, &w[i]);
+	}
+	for (int i = 0; i < 2 * THREADS; i++)
+		pthread_join(t[i], NULL);
+	for (int i = 0; i < 2; i++) {
+		struct store_session *ss = session_of(s[i]);
+
+		shared->evicted += stat_of(ss).evicted;
+		store_end(ss);
+		store_close(s[i]);
+	}
+	tap_diag("%d puts, %d of them synced, %d hits, %d refs, %d deleted, %d stats, %d evicted", (int)shared->puts,
+		(int)shared->synced, (int)shared->hits, (int)shared->refs, (int)shared->deleted, (int)shared->stats,
+		(int)shared->evicted);
+	tap_ok(!shared->wrong && !shared->errors, "two stores, eight threads, one process: nothing is wrong or fails");
+	tap_ok(shared->hits > ops / 2 && shared->synced && shared->deleted && shared->refs && shared->stats &&
+		shared->evicted, "and everything was done");
+	tap_ok(bytes_of(path) <= CAPACITY, "within the capacity");
 	tap_ok(!dir_verify(path, say, NULL, &rep, &err) && !rep.torn_bytes && !rep.bad_indices, "verify finds nothing");
 	store_rm(path);
 }
@@ -292,6 +336,7 @@ int main(void)
 {
 	shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	mixed();
+	mixed_here();
 	sight();
 	together();
 	return tap_done();
