@@ -321,7 +321,18 @@ static bool admitted(struct dir *d, const struct store_put *p, bool *main)
 		index_ghost_add(d->index, hash);
 	pthread_rwlock_unlock(&d->lock);
 	*main = ghost && d->base.o.admission == STORE_ADMIT_ALL;
-	return ghost || p->replace || d->base.o.admission == STORE_ADMIT_ALL;
+	return ghost || d->base.o.admission == STORE_ADMIT_ALL;
+}
+
+/* What it replaces was admitted. */
+static bool has_old(struct dir *d, const struct store_put *p)
+{
+	struct found f;
+
+	if (!p->replace || !dir_find(d, &p->key, false, &f))
+		return false;
+	segment_release(d, f.seg);
+	return true;
 }
 
 static int check_size(const struct dir *d, const struct store_put *p, size_t *size, struct ds_err *err)
@@ -363,7 +374,7 @@ int dir_put_item(struct dir_session *ss, const struct store_put *p, const struct
 	} else if (is) {
 		*how = STORE_ALREADY;
 		COUNT(d, already, 1);
-	} else if (!admitted(d, p, &main)) {
+	} else if (!admitted(d, p, &main) && !has_old(d, p)) {
 		*how = STORE_NOT_ADMITTED;
 		COUNT(d, not_admitted, 1);
 	} else {

@@ -274,6 +274,8 @@ static int say_hello(struct remote_session *ss, struct ds_err *err)
 	snprintf(h.program, sizeof h.program, "%.31s", program_invocation_short_name);
 	snprintf(h.version, sizeof h.version, "%s", DS_VERSION);
 	hello_put(b, &h);
+	if (ss->base.hops)
+		meta_put_uint(b, "hops", ss->base.hops);
 	ss->meta = b;
 	rc = send_frame(ss, FRAME_HELLO, 0, NULL, 0, false, -1, err);
 	ss->meta = asked;

@@ -211,12 +211,21 @@ static int on_head(struct store_client *c, const struct frame *f, struct ds_err 
 
 static int on_hello(struct store_client *c, const struct frame *f, struct ds_err *err)
 {
+	uint64_t hops = 0;
 	struct hello h;
 
 	if (c->greeted)
 		return err_set(err, DS_DATA, "'%s': a second hello", c->peer);
 	c->greeted = true;
-	return hello_get(f, &h, err) ? err_prefix(err, "'%s'", c->peer) : 0;
+	if (hello_get(f, &h, err))
+		return err_prefix(err, "'%s'", c->peer);
+	if (meta_uint(f->meta, "hops", &hops) == META_TYPE)
+		return err_set(err, DS_DATA, "'%s': 'hops' of hello is no number", c->peer);
+	if (hops >= STORE_HOPS_MAX)
+		return err_set(err, DS_CONFIG, "a store behind %d others: is one of them its own --store?",
+			STORE_HOPS_MAX);
+	c->ss->hops = (unsigned)hops + 1;
+	return 0;
 }
 
 /* Descriptors that came with a frame in which they have no place. */

@@ -43,10 +43,14 @@ struct store {
 	const struct store_ops *ops;
 	struct store_options o;
 };
+/* A service whose store is itself, or one whose store it is, would ask for ever. */
+enum { STORE_HOPS_MAX = 8 };
+
 struct store_session {
 	struct store *store;
 	int64_t deadline;     /* CLOCK_MONOTONIC, 0: none */
 	_Atomic int64_t hurry; /* the same, of other threads; the earlier counts */
+	unsigned hops;        /* of whom it is for: services between him and this store */
 };
 
 /* The deadline, 0: none.  Another thread may bring it forward: waits look at it again every STORE_LOOK_NS. */

@@ -431,6 +431,19 @@ assert s["program"] == "ds-kvstore" and s["requests"]["put"] == 3 and s["stat"][
 	[ ! -e store ] || [ -d store ]
 }
 
+@test "a service whose store is itself, or one whose store it is, says so and goes on" {
+	background ds-kvstore -l unix:a.sock --store unix:b.sock
+	background ds-kvstore -l unix:b.sock --store unix:a.sock
+	background ds-kvstore -l unix:kv.sock --store unix:kv.sock
+	for socket in a b kv; do
+		wait_socket $socket.sock
+		for i in 1 2 3; do
+			refused 78 'is one of them its own --store' ds-kvstore stat unix:$socket.sock
+		done
+	done
+	[ "$(ls "/proc/$BG/task" | wc -l)" -lt 30 ]
+}
+
 @test "a service that is not there: 69" {
 	refused 69 'nobody.sock' ds-kvstore stat unix:nobody.sock
 }

@@ -174,6 +174,11 @@ static void rules(void)
 
 	tap_ok(!put_n(ss, 1, 5000, NULL, &r, &err) && r == STORE_NOT_ADMITTED && !has_n(ss, 1),
 		"the first time it is not stored");
+	tap_ok(!put_n(ss, 5, 5000, &(struct put_how){ .replace = true }, &r, &err) && r == STORE_NOT_ADMITTED &&
+		!put_n(ss, 5, 5000, &(struct put_how){ .replace = true }, &r, &err) && r == STORE_STORED &&
+		!put_n(ss, 5, 5000, &(struct put_how){ .replace = true, .version = 2 }, &r, &err) &&
+		r == STORE_STORED && get_n(ss, 5, 5000, 2) == GET_RIGHT,
+		"nor what may replace another; but what does is");
 	tap_ok(!put_n(ss, 1, 5000, NULL, &r, &err) && r == STORE_STORED && has_n(ss, 1), "the second time it is");
 	store_end(ss);
 	store_close(s);
