@@ -35,6 +35,7 @@
 #else
 #define UNROLL _Pragma("GCC unroll 8")
 #endif
+#define UNROLL_TILE _Pragma("GCC unroll 8") /* always: sums that stay in registers are none of a sanitizer's business */
 
 enum {
 	PANEL_M = 64, PANEL_N = 64,
@@ -91,10 +92,10 @@ INLINE size_t steps_of(size_t n, const bool blocks)
 INLINE void step(const size_t M, const size_t N, VF (*acc)[N_MOST], const ELEM *const *x, size_t k, const OPERAND *w,
 	const size_t units)
 {
-	UNROLL for (size_t m = 0; m < M; m++) {
+	UNROLL_TILE for (size_t m = 0; m < M; m++) {
 		OPERAND xv = op_load(x[m] + k);
 
-		UNROLL for (size_t n = 0; n < N; n++)
+		UNROLL_TILE for (size_t n = 0; n < N; n++)
 			acc[m][n] = op_dot(acc[m][n], xv, w[n * units]);
 	}
 }
@@ -106,17 +107,17 @@ INLINE void step_elems(const size_t M, const size_t N, VF (*acc)[N_MOST], const 
 	OPERAND v[M_MOST];
 
 	if (M < N && VL == 8) {
-		UNROLL for (size_t m = 0; m < M; m++)
+		UNROLL_TILE for (size_t m = 0; m < M; m++)
 			v[m] = op_load(x[m] + k);
-		UNROLL for (size_t n = 0; n < N; n++) {
+		UNROLL_TILE for (size_t n = 0; n < N; n++) {
 			OPERAND wv = op_load(w + n * ldw);
 
-			UNROLL for (size_t m = 0; m < M; m++)
+			UNROLL_TILE for (size_t m = 0; m < M; m++)
 				acc[m][n] = op_dot(acc[m][n], v[m], wv);
 		}
 		return;
 	}
-	UNROLL for (size_t n = 0; n < N; n++)
+	UNROLL_TILE for (size_t n = 0; n < N; n++)
 		v[n] = op_load(w + n * ldw);
 	step(M, N, acc, x, k, v, 1);
 }
@@ -137,7 +138,7 @@ INLINE void block_direct(const size_t M, const size_t N, const enum src src, con
 	UNROLL for (size_t i = 0; i < FP8_BLOCK / STEP; i += units) {
 		OPERAND wv[N_MOST * F8_UNITS];
 
-		UNROLL for (size_t n = 0; n < N; n++) {
+		UNROLL_TILE for (size_t n = 0; n < N; n++) {
 			op_src(src, wv + n * units, p + n * t->ldp + i * STEP * size, f);
 			UNROLL for (size_t u = 0; u < units && store; u++)
 				op_store(t->buf + n * LD + k + (i + u) * STEP, wv[n * units + u]);
@@ -157,8 +158,8 @@ INLINE void block_elems(const size_t M, const size_t N, VF (*acc)[N_MOST], const
 INLINE void scale_block(const size_t M, const size_t N, VF (*acc)[N_MOST], VF (*dot)[N_MOST], const float *s,
 	size_t lds)
 {
-	UNROLL for (size_t m = 0; m < M; m++)
-		UNROLL for (size_t n = 0; n < N; n++) {
+	UNROLL_TILE for (size_t m = 0; m < M; m++)
+		UNROLL_TILE for (size_t n = 0; n < N; n++) {
 			acc[m][n] = v_fma(dot[m][n], v_set1(s[m * lds]), acc[m][n]);
 			dot[m][n] = v_zero();
 		}
@@ -177,8 +178,8 @@ INLINE __m128 round4(__m128 v)
 INLINE void finish(const size_t M, const size_t N, VF (*acc)[N_MOST], const struct tile *t)
 {
 	if (t->keep) {
-		UNROLL for (size_t m = 0; m < M; m++)
-			UNROLL for (size_t n = 0; n < N; n++)
+		UNROLL_TILE for (size_t m = 0; m < M; m++)
+			UNROLL_TILE for (size_t n = 0; n < N; n++)
 				v_store(t->spill + (m * PANEL_N + n) * VL, acc[m][n]);
 		return;
 	}
@@ -207,8 +208,8 @@ INLINE void finish(const size_t M, const size_t N, VF (*acc)[N_MOST], const stru
 /* Sums of the tile as they stand: zero, or what an earlier range of columns left. */
 INLINE void start(const size_t M, const size_t N, VF (*acc)[N_MOST], VF (*dot)[N_MOST], const struct tile *t)
 {
-	UNROLL for (size_t m = 0; m < M; m++)
-		UNROLL for (size_t n = 0; n < N; n++) {
+	UNROLL_TILE for (size_t m = 0; m < M; m++)
+		UNROLL_TILE for (size_t n = 0; n < N; n++) {
 			acc[m][n] = t->load ? v_load(t->spill + (m * PANEL_N + n) * VL) : v_zero();
 			dot[m][n] = v_zero();
 		}
@@ -222,7 +223,7 @@ INLINE void sum_up(const size_t M, const size_t N, const bool blocks, const enum
 	const char *ahead = t->ahead;
 	size_t k = 0;
 
-	UNROLL for (size_t m = 0; m < M; m++)
+	UNROLL_TILE for (size_t m = 0; m < M; m++)
 		x[m] = t->x[m];
 	start(M, N, acc, dot, t);
 	for (; k + FP8_BLOCK <= t->len; k += FP8_BLOCK) {

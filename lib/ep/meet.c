@@ -251,7 +251,7 @@ int meet_listen(const char *host, bool anywhere, uint64_t incarnation, int *fd, 
 	*fd = -1;
 	if (host) {
 		snprintf(text, sizeof(text), "tcp:%.250s:0", host);
-		if (addr_parse(text, &a, err) || addr_bind(&a, anywhere, false, fd, err))
+		if (addr_parse(text, &a, err) || addr_bind(&a, anywhere, false, 0, fd, err))
 			return err->code;
 		addr_local(*fd, addr, MEET_ADDR);
 		return 0;

@@ -405,7 +405,7 @@ int unit_door_open(struct unit *u, int fd, struct ds_err *err)
 	d->collecting = !u->m.begun;
 	if (u->addr.kind == ADDR_UNIX && lstat(u->addr.path, &d->st))
 		memset(&d->st, 0, sizeof(d->st));
-	if (unit_listen(u, -1, err) || mesh_watch(u->mesh, fd, EPOLLIN, door_event, u, err)) {
+	if (unit_listen(u, fd, err) || mesh_watch(u->mesh, fd, EPOLLIN, door_event, u, err)) {
 		free(d);
 		return err->code;
 	}

@@ -175,7 +175,7 @@ bool unit_try_take(struct unit *u, struct unit_tried *r); /* false: there is non
 void unit_try_drop(struct unit *u);
 
 /* ---- unit_peer.c: connections between ranks ---- */
-/* For the others; fd: a connection to the address, or -1. */
+/* For the others, where this rank's end of fd is: a connection to the address, or who listens there. */
 int unit_listen(struct unit *u, int fd, struct ds_err *err);
 void unit_accept_failed(struct unit *u, int fd); /* errno says why */
 void unit_accept_again(struct unit *u);

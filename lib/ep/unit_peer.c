@@ -174,10 +174,7 @@ int unit_listen(struct unit *u, int fd, struct ds_err *err)
 
 	if (u->listener >= 0)
 		return 0;
-	if (fd >= 0)
-		meet_host(fd, host, sizeof(host));
-	if (u->addr.kind == ADDR_TCP && !*host)
-		snprintf(host, sizeof(host), strchr(u->addr.host, ':') ? "[%s]" : "%s", u->addr.host);
+	meet_host(fd, host, sizeof(host));
 	if (meet_listen(u->addr.kind == ADDR_TCP ? host : NULL, u->c.anywhere, u->hello.self.incarnation, &u->listener,
 		u->hello.self.addr, err))
 		return err->code;

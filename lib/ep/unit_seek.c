@@ -214,7 +214,7 @@ static void tried(struct unit *u, const struct unit_tried *r)
 		return;
 	}
 	log_msg(LOG_DEBUG, "unit: %s", r->why_not_held.text);
-	if (!r->taken && !u->m.begun) {
+	if (!r->taken && !u->m.begun && r->why_not_held.code != DS_UNAVAILABLE) {
 		unit_fail(u, &r->why_not_held);
 		u->seek.state = SEEK_OFF;
 		return;

@@ -2,21 +2,25 @@
  * Trying the unit's address on a thread of its own: a name may take long to resolve, the socket's directory may be
  * locked, and the mesh's thread has peers to answer meanwhile.
  *
- * The thread is not waited for where the unit ends first: what it has then got it gives back itself.
+ * The thread is not waited for where the unit ends first: what it has then got it gives back itself.  A name that takes
+ * longer than it may is looked up again.
  */
 #include "ep/unit_impl.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <sys/stat.h>
 
 #include "base/log.h"
+#include "base/time.h"
+#include "net/aside.h"
+
+enum { LOOK_UPS = 8 }; /* that unit_timeout has time for */
 
 struct unit_try {
-	pthread_mutex_t lock;     /* of u and done; held, too, while the unit is told */
-	struct unit *u;           /* NULL: nobody waits for it any more */
-	bool done;
+	struct aside aside;       /* first */
+	struct unit *u;           /* it waits for this until it has taken or left it */
 	struct addr addr;
+	int64_t look_up_ns;
 	bool anywhere, over, begun;
 	struct unit_tried result;
 	struct stat st;           /* of the socket's file */
@@ -27,8 +31,9 @@ static bool file_of(const struct unit_try *t, struct stat *st)
 	return t->addr.kind == ADDR_UNIX && !lstat(t->addr.path, st);
 }
 
-static void discard(struct unit_try *t)
+static void discard(struct aside *a)
 {
+	struct unit_try *t = (struct unit_try *)a;
 	struct stat st;
 
 	if (t->result.held >= 0 && file_of(t, &st) && st.st_ino == t->st.st_ino && st.st_dev == t->st.st_dev)
@@ -37,60 +42,34 @@ static void discard(struct unit_try *t)
 		close(t->result.held);
 	if (t->result.fd >= 0)
 		close(t->result.fd);
-	pthread_mutex_destroy(&t->lock);
 	free(t);
 }
 
 /* To hold the address; where another process does, or this rank may not, to connect to it. */
-static void try_it(struct unit_try *t)
+static void try_it(struct aside *a)
 {
+	struct unit_try *t = (struct unit_try *)a;
 	struct unit_tried *r = &t->result;
 
-	if (!addr_bind(&t->addr, t->anywhere, t->over, &r->held, &r->why_not_held)) {
+	if (!addr_bind(&t->addr, t->anywhere, t->over, time_mono_ns() + t->look_up_ns, &r->held, &r->why_not_held)) {
 		if (!file_of(t, &t->st))
 			memset(&t->st, 0, sizeof(t->st));
 		return;
 	}
 	r->held = -1;
 	r->taken = errno == EADDRINUSE || errno == EADDRNOTAVAIL;
-	if ((r->taken || t->begun) && addr_start(&t->addr, &r->fd, &r->why))
+	r->why = r->why_not_held;
+	if ((r->taken || t->begun) && addr_start_until(&t->addr, time_mono_ns() + t->look_up_ns, &r->fd, &r->why))
 		r->fd = -1;
 }
 
-static void *run(void *arg)
+static void tell(struct aside *a)
 {
-	struct unit_try *t = arg;
+	struct unit *u = ((struct unit_try *)a)->u;
 	struct ds_err err;
-	bool orphan;
 
-	try_it(t);
-	pthread_mutex_lock(&t->lock);
-	orphan = !t->u;
-	t->done = true;
-	if (!orphan && mesh_call(t->u->mesh, unit_tried_here, t->u, &err))
+	if (mesh_call(u->mesh, unit_tried_here, u, &err))
 		log_err(&err);
-	pthread_mutex_unlock(&t->lock);
-	if (orphan)
-		discard(t);
-	return NULL;
-}
-
-static int start(struct unit_try *t, struct ds_err *err)
-{
-	sigset_t all, before;
-	pthread_attr_t attr;
-	pthread_t thread;
-	int rc;
-
-	pthread_attr_init(&attr);
-	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-	sigfillset(&all);
-	pthread_sigmask(SIG_BLOCK, &all, &before);
-	rc = pthread_create(&thread, &attr, run, t);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	pthread_attr_destroy(&attr);
-	errno = rc;
-	return rc ? err_errno(err, DS_OS, "cannot make a thread") : 0;
 }
 
 int unit_try(struct unit *u, bool over, struct ds_err *err)
@@ -102,13 +81,11 @@ int unit_try(struct unit *u, bool over, struct ds_err *err)
 	t = mem_calloc(1, sizeof(*t));
 	if (!t)
 		return err_nomem(err, sizeof(*t), "a try");
-	*t = (struct unit_try){ .u = u, .addr = u->addr, .anywhere = u->c.anywhere, .over = over, .begun = u->m.begun,
-		.result = { .held = -1, .fd = -1 } };
-	pthread_mutex_init(&t->lock, NULL);
-	if (start(t, err)) {
-		discard(t);
-		return err->code;
-	}
+	*t = (struct unit_try){ .aside = { .run = try_it, .over = tell, .discard = discard }, .u = u, .addr = u->addr,
+		.look_up_ns = u->c.unit_timeout_ns / LOOK_UPS, .anywhere = u->c.anywhere, .over = over,
+		.begun = u->m.begun, .result = { .held = -1, .fd = -1 } };
+	if (!aside_start(&t->aside))
+		return err_errno(err, DS_OS, "cannot make a thread");
 	u->seek.trying = t;
 	return 0;
 }
@@ -117,34 +94,19 @@ bool unit_try_take(struct unit *u, struct unit_tried *r)
 {
 	struct unit_try *t = u->seek.trying;
 
-	bool done = false;
-
-	if (t) {
-		pthread_mutex_lock(&t->lock);
-		done = t->done;
-		pthread_mutex_unlock(&t->lock);
-	}
-	if (!done)
+	if (!t || !aside_done(&t->aside))
 		return false;
 	*r = t->result;
 	t->result.held = t->result.fd = -1;
-	u->seek.trying = NULL;
-	discard(t);
+	unit_try_drop(u);
 	return true;
 }
 
 void unit_try_drop(struct unit *u)
 {
 	struct unit_try *t = u->seek.trying;
-	bool done;
 
-	if (!t)
-		return;
 	u->seek.trying = NULL;
-	pthread_mutex_lock(&t->lock);
-	t->u = NULL;
-	done = t->done;
-	pthread_mutex_unlock(&t->lock);
-	if (done)
-		discard(t);
+	if (t)
+		aside_leave(&t->aside);
 }

@@ -134,6 +134,7 @@ static int resolve(const struct addr *a, bool passive, int64_t until, struct add
 
 	if (rc == 0)
 		return 0;
+	errno = rc == EAI_AGAIN ? EAGAIN : EINVAL;
 	if (rc == EAI_AGAIN)
 		return err_set(err, DS_UNAVAILABLE, "cannot find '%s': %s", a->text, gai_strerror(rc));
 	return err_set(err, DS_CONFIG, "cannot find '%s': %s", a->text, gai_strerror(rc));
@@ -256,10 +257,10 @@ out:
 	return rc;
 }
 
-static int listen_tcp(const struct addr *a, bool anywhere, int *out, struct ds_err *err)
+static int listen_tcp(const struct addr *a, bool anywhere, int64_t until, int *out, struct ds_err *err)
 {
 	struct addrinfo *list, *ai;
-	int fd = -1, on = 1, rc = resolve(a, true, 0, &list, err), why;
+	int fd = -1, on = 1, rc = resolve(a, true, until, &list, err), why;
 
 	if (rc)
 		return rc;
@@ -292,13 +293,13 @@ static int listen_tcp(const struct addr *a, bool anywhere, int *out, struct ds_e
 	return rc;
 }
 
-int addr_bind(const struct addr *a, bool anywhere, bool over, int *fd, struct ds_err *err)
+int addr_bind(const struct addr *a, bool anywhere, bool over, int64_t until, int *fd, struct ds_err *err)
 {
 	*fd = -1;
 	if (a->kind == ADDR_UNIX)
 		return listen_unix(a, over, fd, err);
 	if (a->kind == ADDR_TCP)
-		return listen_tcp(a, anywhere, fd, err);
+		return listen_tcp(a, anywhere, until, fd, err);
 	errno = EINVAL;
 	return err_set(err, DS_USAGE, "cannot listen on '%s': unix:PATH or tcp:HOST:PORT", a->text);
 }
@@ -314,7 +315,7 @@ int addr_listen(const struct addr *a, bool anywhere, int *fd, struct ds_err *err
 		return take(a, a->fd, fd, err);
 	if (inherited(&given))
 		return take(a, given, fd, err);
-	return a->kind == ADDR_UNIX ? listen_unix(a, false, fd, err) : listen_tcp(a, anywhere, fd, err);
+	return a->kind == ADDR_UNIX ? listen_unix(a, false, fd, err) : listen_tcp(a, anywhere, 0, fd, err);
 }
 
 void addr_local(int fd, char *text, size_t cap)

@@ -26,8 +26,9 @@ int addr_parse(const char *text, struct addr *a, struct ds_err *err); /* DS_USAG
  * says so.  LISTEN_FDS and fd:N are taken as they are. */
 int addr_listen(const struct addr *a, bool anywhere, int *fd, struct ds_err *err);
 /* The same of unix:PATH and tcp:HOST:PORT, never a supervisor's socket; errno says why it failed.  over: a unix socket
- * is replaced though a process has it open (one that is known to have stopped). */
-int addr_bind(const struct addr *a, bool anywhere, bool over, int *fd, struct ds_err *err);
+ * is replaced though a process has it open (one that is known to have stopped).  A name that is not resolved by `until`
+ * (CLOCK_MONOTONIC, 0: however long it takes) is DS_UNAVAILABLE. */
+int addr_bind(const struct addr *a, bool anywhere, bool over, int64_t until, int *fd, struct ds_err *err);
 /* Begins to connect a non-blocking socket, once, and does not wait: it is writable when that has ended, SO_ERROR says
  * how.  errno says why it failed. */
 int addr_start(const struct addr *a, int *fd, struct ds_err *err);

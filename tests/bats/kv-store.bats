@@ -169,7 +169,7 @@ for n in range(12): print(json.dumps({"id": f"r{n}", "ids": [(7 * t + n) % 1000 
 	done
 	[ "$hits" -eq "$(possible)" ]
 	# and other kernels, whose bits are others
-	hits=$(DS_KERNELS=scalar handed borders <(DS_KERNELS=scalar prefill borders | "$PYTHON" "$TALK" handed /dev/stdin) --kv dir:store --no-prefix-cache)
+	hits=$(DS_KERNELS=scalar handed fits <(DS_KERNELS=scalar prefill --no-prefix-cache fits | "$PYTHON" "$TALK" handed /dev/stdin) --kv dir:store --no-prefix-cache)
 	[ "$hits" -eq 0 ]
 }
 

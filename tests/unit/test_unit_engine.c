@@ -151,7 +151,6 @@ static bool nothing_hidden(const char *trace)
 	}
 	if (f)
 		fclose(f);
-	unlink(trace);
 	return shared && !hiding;
 }
 
@@ -162,6 +161,7 @@ static struct profile *trace_steps(struct engine *e, struct kv_pool *pool, char 
 	struct ds_err err;
 
 	snprintf(path, 100, "/tmp/unit-trace-%d", (int)getpid());
+	unlink(path); /* of a process of that number that was killed */
 	if (profile_new(&p, &o, &err) || engine_set_profile(e, p, pool, &err))
 		tap_bail("%s", err.text);
 	return p;
@@ -204,6 +204,8 @@ static int rank_main(size_t rank, void *arg)
 		rc = 1;
 	if (p && (profile_finish(p, false, &err) || (count && !nothing_hidden(trace))))
 		rc = rc ? rc : 1;
+	if (p)
+		unlink(trace);
 	profile_free(p);
 	for (size_t i = 0; i < count; i++)
 		kv_seq_clear(&seqs[i].kv, pool);
