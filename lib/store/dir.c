@@ -226,6 +226,7 @@ static int dir_open(struct store **out, const char *path, const struct store_opt
 	if (!d->base.o.max_frame)
 		d->base.o.max_frame = FRAME_MAX_DEFAULT;
 	d->fd = d->lock_fd = -1;
+	d->removed = 1; /* what others did, for all we know */
 	keyed_random(&d->writer, sizeof d->writer);
 	dir_locks(d);
 	many_files();

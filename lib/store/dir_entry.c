@@ -257,8 +257,10 @@ static void entry_again(struct dir *d, uint32_t entry, struct segment *seg, cons
 		settle(d, rivals, old, end_of(e->offset, e->front, index_data(e)), &is);
 		return;
 	}
-	if (!at && !known)
+	if (!at && !known) {
 		was.seg = NULL;
+		__atomic_fetch_add(&old->drops, 1, __ATOMIC_RELEASE); /* by another process */
+	}
 	settle(d, rivals, seg, end_of(r->offset, r->front, r->data), &was);
 	entry_leaves(d, e);
 	entry_place(e, seg, r, asked);

@@ -121,6 +121,7 @@ int idx_read(struct dir *d, const struct segment_id *id, struct idx *x, struct d
 size_t idx_count(struct dir *d, const struct segment_id *id);
 /* The item at that offset is dead; true: there was such a file and it says so now. */
 bool idx_drop(struct dir *d, const struct segment_id *id, uint32_t offset);
+int idx_sync(struct dir *d, const struct segment_id *id, struct ds_err *err); /* those are on disk */
 
 /* ---- segments ---- */
 
@@ -146,6 +147,7 @@ struct segment {
 	pthread_mutex_t sync;     /* of what follows */
 	pthread_cond_t synced_more;
 	uint64_t synced;
+	uint64_t drops, drops_synced; /* deletions in it, that perhaps another process made; atomic.  Those on disk */
 	bool syncing, named, unsafe; /* named: its name is on disk; unsafe: writing it to disk has failed */
 };
 
@@ -176,6 +178,7 @@ struct dir {
 	uint64_t segment_bytes;   /* the same */
 	bool said;                /* a capacity, which could not be written to its file yet */
 	bool promised;            /* atomic: file `sync` is there */
+	uint64_t removed, removed_synced; /* atomic: names that went, so far; those that did on disk, too */
 
 	pthread_rwlock_t lock;
 	struct index *index;
@@ -336,6 +339,9 @@ bool segment_unsafe(struct segment *seg);
 /* The bytes [at, at + n) of a file become so many frames that readers skip. */
 int segment_fill(struct dir *d, int fd, uint64_t at, uint64_t n, uint64_t seq, uint64_t frames, struct ds_err *err);
 int segment_sync(struct dir *d, struct segment *seg, uint64_t upto, struct ds_err *err);
+
+/* Whatever was deleted, replaced or moved away until now is so on disk. */
+int dir_sync_drops(struct dir *d, struct ds_err *err);
 
 /* ---- segment_lanes.c ---- */
 

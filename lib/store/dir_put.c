@@ -140,11 +140,13 @@ int segment_drop(struct dir *d, const struct place *place, struct ds_err *err)
 	beside = !__atomic_load_n(&seg->growing, __ATOMIC_SEQ_CST) && idx_drop(d, &seg->id, place->offset);
 	fd = segment_fd(d, seg);
 	if (fd < 0 || pread(fd, p, n, (off_t)at) != (ssize_t)n || p[7] != FRAME_STORE || !frame_drop(p, n))
-		return 0; /* nor would anybody find it */
+		goto out; /* nor would anybody find it */
 	if (pwrite(fd, p, FRAME_HEAD_BYTES, (off_t)at) != FRAME_HEAD_BYTES)
 		return err_errno(err, DS_IO, "cannot delete an item of '%s/%s'", d->path, seg->name);
 	if (!beside && !__atomic_load_n(&seg->growing, __ATOMIC_SEQ_CST))
 		idx_drop(d, &seg->id, place->offset); /* the segment may have been completed meanwhile */
+out:
+	__atomic_fetch_add(&seg->drops, 1, __ATOMIC_RELEASE); /* by another process, perhaps, who did not wait for it */
 	return 0;
 }
 
@@ -431,6 +433,8 @@ int dir_del(struct store_session *ss, const struct store_key *key, bool *was, st
 		dir_unlock(d);
 	}
 	dir_write_unlock(d);
+	if (!rc && d->base.o.sync) /* also what it replaced earlier, which would be there again */
+		rc = dir_sync_drops(d, err);
 out:
 	flight_end(d, &f);
 	return rc;

@@ -5,7 +5,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -15,6 +17,7 @@
 enum {
 	AGAIN_MS = 50,     /* least time between two looks that nobody insists on */
 	SETTLED_MS = 2000, /* a directory that changed longer ago was seen as it is */
+	SETTLED_HERE_MS = 30, /* where its times are this kernel's, which advance with its ticks */
 	IDLE_S = 3,
 	BATCH = 4096,
 };
@@ -130,6 +133,7 @@ static int seen_new(struct dir *d, const struct segment_id *id, struct ds_err *e
 	seg = segment_add(d, id, err);
 	if (seg) {
 		seg->sealed = seg->beside = beside;
+		seg->drops = 1; /* what others deleted, for all we know */
 		segment_grow(seg, beside ? x.size : 0);
 		seg->refs++;
 	}
@@ -218,9 +222,10 @@ static int forget_gone(struct dir *d, const struct ids *there, struct ids *known
 
 		if (!seg || seg->gone)
 			continue;
-		if (!ids_have(there, &seg->id) && !seg->mine)
+		if (!ids_have(there, &seg->id) && !seg->mine) {
 			segment_gone(d, seg);
-		else if (!ids_add(known, &seg->id))
+			__atomic_fetch_add(&d->removed, 1, __ATOMIC_RELEASE);
+		} else if (!ids_add(known, &seg->id))
 			rc = err_nomem(err, known->n * sizeof seg->id, "names of files");
 	}
 	pthread_rwlock_unlock(&d->lock);
@@ -276,6 +281,19 @@ static struct segment *next_growing(struct dir *d, uint32_t *i)
 	return seg;
 }
 
+static bool is_here(int fd)
+{
+	static const unsigned long kinds[] = { EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, TMPFS_MAGIC };
+	struct statfs fs;
+
+	if (fstatfs(fd, &fs))
+		return false;
+	for (size_t i = 0; i < ARRAY_LEN(kinds); i++)
+		if ((unsigned long)fs.f_type == kinds[i])
+			return true;
+	return false;
+}
+
 /* now: what it is noted as once it was listed. */
 static bool must_list(const struct dir *d, struct listed *now)
 {
@@ -287,7 +305,9 @@ static bool must_list(const struct dir *d, struct listed *now)
 		return true;
 	age = time_wall_ns() - ((int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec);
 	now->changed = st.st_mtim;
-	now->late = age > SETTLED_MS * (int64_t)1000000;
+	/* no nanoseconds: a file system that keeps whole seconds only */
+	now->late = age > SETTLED_MS * (int64_t)1000000 ||
+		(age > SETTLED_HERE_MS * (int64_t)1000000 && st.st_mtim.tv_nsec && is_here(d->fd));
 	return !d->listed.late || st.st_mtim.tv_sec != d->listed.changed.tv_sec ||
 		st.st_mtim.tv_nsec != d->listed.changed.tv_nsec;
 }

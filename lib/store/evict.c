@@ -239,6 +239,7 @@ void segment_remove(struct dir *d, struct segment *seg)
 	unlinkat(d->fd, seg->name, 0);
 	segment_name(&seg->id, ".idx", name);
 	unlinkat(d->fd, name, 0);
+	__atomic_fetch_add(&d->removed, 1, __ATOMIC_RELEASE);
 	pthread_rwlock_wrlock(&d->lock);
 	segment_gone(d, seg);
 	pthread_rwlock_unlock(&d->lock);

@@ -267,3 +267,21 @@ bool idx_drop(struct dir *d, const struct segment_id *id, uint32_t offset)
 	}
 	return done;
 }
+
+int idx_sync(struct dir *d, const struct segment_id *id, struct ds_err *err)
+{
+	char name[SEGMENT_NAME];
+	int fd, rc;
+
+	segment_name(id, ".idx", name);
+	fd = dir_open_file(d, name, O_RDONLY);
+	if (fd < 0)
+		return errno == ENOENT ? 0 : err_errno(err, DS_IO, "cannot open '%s/%s'", d->path, name);
+	do
+		rc = fdatasync(fd);
+	while (rc && errno == EINTR);
+	if (rc)
+		err_errno(err, DS_IO, "cannot write '%s/%s' to disk", d->path, name);
+	close(fd);
+	return rc ? err->code : 0;
+}

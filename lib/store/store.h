@@ -26,7 +26,7 @@ enum store_admission { STORE_ADMIT_ALL, STORE_ADMIT_SECOND /* what was asked for
 struct store_options {
 	uint64_t capacity;       /* dir: most bytes of the files, which it keeps to from then on; 0: what it kept to */
 	uint64_t segment;        /* dir: bytes of one file, 0: what suits the capacity */
-	bool sync;               /* every put is on disk before it is answered */
+	bool sync;               /* every put and deletion is on disk before it is answered */
 	bool zstd;               /* dir: payloads are compressed */
 	enum store_admission admission;
 	uint64_t ttl_ns;         /* of items that say nothing else; 0: none */
