@@ -1,7 +1,8 @@
 /*
  * Shared by the files of the Redis backends only.
  *
- *   redis.c          addresses, sessions, kinds of requests
+ *   redis_addr.c     addresses, users, passwords
+ *   redis.c          sessions, kinds of requests
  *   redis_get.c      items that come, several asked for ahead
  *   redis_conn.c     connections, and one command with its reply
  *   redis_cluster.c  which node has a key
@@ -65,6 +66,14 @@ struct redis_session {
 };
 
 void redis_name(const struct store_key *key, char name[REDIS_NAME]);
+
+/* ---- addresses ---- */
+
+/* "USER@" before the first of them: *rest is moved behind it. */
+int redis_take_user(struct redis *s, const char **rest, struct ds_err *err);
+int redis_parse_one(struct redis *s, const char *rest, struct ds_err *err);
+int redis_parse_many(struct redis *s, const char *rest, struct ds_err *err);
+int redis_read_password(struct redis *s, const char *path, struct ds_err *err); /* the file's first line */
 
 /* ---- connections ---- */
 

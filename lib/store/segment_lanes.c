@@ -32,7 +32,7 @@ static int check_size(const struct dir *d, uint64_t n, struct ds_err *err)
 {
 	uint64_t capacity = dir_capacity(d);
 
-	return !capacity || least_for(n) <= capacity ? 0 : err_set(err, DS_TEMP,
+	return !capacity || least_for(n) <= capacity ? 0 : err_full(err, DS_TEMP,
 		"an item of %llu bytes is larger than the store of %llu", (unsigned long long)n,
 		(unsigned long long)capacity);
 }
