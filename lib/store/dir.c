@@ -105,6 +105,7 @@ static void dir_free(struct dir *d)
 	index_free(d->index);
 	free(d->seg);
 	free(d->gone);
+	free(d->orphans.all);
 	if (d->fd >= 0)
 		close(d->fd);
 	if (d->lock_fd >= 0)
@@ -128,6 +129,8 @@ static void dir_locks(struct dir *d)
 	pthread_mutex_init(&d->lanes, NULL);
 	pthread_mutex_init(&d->flights, NULL);
 	pthread_mutex_init(&d->pins, NULL);
+	pthread_mutex_init(&d->orphans.work, NULL);
+	pthread_mutex_init(&d->orphans.list, NULL);
 	pthread_mutex_init(&d->rest, NULL);
 	pthread_condattr_init(&clock);
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -150,6 +153,7 @@ static void dir_close(struct store *s)
 		pthread_join(d->thread, NULL);
 	}
 	pthread_mutex_lock(&d->write);
+	orphans_retry(d);
 	lanes_seal(d);
 	pthread_mutex_unlock(&d->write);
 	dir_free(d);

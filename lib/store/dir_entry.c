@@ -186,25 +186,36 @@ static void entry_place(struct index_entry *e, struct segment *seg, const struct
 	__atomic_fetch_add(&seg->items, 1, __ATOMIC_RELAXED);
 }
 
-uint64_t entry_put_at(struct dir *d, struct segment *seg, const struct index_entry *e)
+int entry_put_at(struct dir *d, struct segment *seg, const struct index_entry *e, uint64_t *at, struct ds_err *err)
 {
 	uint8_t front[SEGMENT_FRONT_MAX];
 	size_t n = (size_t)e->front * INDEX_UNIT;
 	struct frame_parser *p = NULL;
 	struct store_item item;
-	struct ds_err err;
+	struct idx_record r;
+	struct ds_err why;
 	struct frame f;
-	uint64_t at = 0;
 	int fd = segment_fd(d, seg);
 
-	if (fd < 0 || n > sizeof front || !dir_read(fd, front, n, (uint64_t)e->offset * INDEX_UNIT) ||
-		frame_parser_new(&p, &err))
+	*at = 0;
+	if ((fd < 0 && errno == ENOENT) || n > sizeof front)
 		return 0;
-	if (!frame_parse(p, front, n, &f, &err) && !store_item_get(&f, &item, &err) &&
+	if (fd < 0 || !dir_read(fd, front, n, (uint64_t)e->offset * INDEX_UNIT)) {
+		if (fd >= 0 && !errno)
+			return 0; /* the file was cut */
+		err_errno(err, DS_IO, "cannot read '%s/%s'", d->path, seg->name);
+		if (!idx_find(d, &seg->id, e->offset, &r) || !store_key_equal(&r.key, &e->key))
+			return err->code;
+		*at = r.dead ? 0 : r.at_ns ? r.at_ns : 1;
+		return 0;
+	}
+	if (frame_parser_new(&p, err))
+		return err->code;
+	if (!frame_parse(p, front, n, &f, &why) && !store_item_get(&f, &item, &why) &&
 		store_key_equal(&item.key, &e->key))
-		at = item.at_ns ? item.at_ns : 1;
+		*at = item.at_ns ? item.at_ns : 1;
 	frame_parser_free(p);
-	return at;
+	return 0;
 }
 
 static uint64_t end_of(uint32_t offset, uint32_t front, uint32_t data)
@@ -226,11 +237,12 @@ static void hold(struct segment *seg)
 	__atomic_fetch_add(&seg->refs, 1, __ATOMIC_RELAXED);
 }
 
-static void settle(struct dir *d, struct rivals *rivals, struct segment *seg, uint64_t end, const struct place *loser)
+static void settle(struct dir *d, struct rivals *rivals, const struct store_key *key, struct segment *seg,
+	uint64_t end, const struct place *loser)
 {
 	if (!rivals) {
 		if (loser->seg)
-			segment_drop(d, loser, &(struct ds_err){ 0 }); /* what cannot be deleted is met again */
+			segment_drop_left(d, key, loser, &(struct ds_err){ 0 });
 		return;
 	}
 	rivals->seg = seg;
@@ -249,19 +261,26 @@ static void entry_again(struct dir *d, uint32_t entry, struct segment *seg, cons
 	struct segment *old = d->seg[e->segment];
 	struct place was = { old, e->offset, e->front }, is = { seg, r->offset, r->front };
 	bool known = rivals && old == rivals->known.seg && e->offset == rivals->known.offset;
-	uint64_t at = d->gone[e->segment] || known ? 0 : entry_put_at(d, old, e);
-	bool newer = r->at_ns != at ? r->at_ns > at : seg->id.main != old->id.main ? seg->id.main
+	struct ds_err err;
+	uint64_t at = 0;
+	bool newer;
+
+	if (!d->gone[e->segment] && !known && entry_put_at(d, old, e, &at, &err)) {
+		orphan_add(d, seg, r, ORPHAN_UNDECIDED);
+		return;
+	}
+	newer = r->at_ns != at ? r->at_ns > at : seg->id.main != old->id.main ? seg->id.main
 		: segment_order(&seg->id, &old->id) > 0;
 
 	if (at && !newer) {
-		settle(d, rivals, old, end_of(e->offset, e->front, index_data(e)), &is);
+		settle(d, rivals, &r->key, old, end_of(e->offset, e->front, index_data(e)), &is);
 		return;
 	}
 	if (!at && !known) {
 		was.seg = NULL;
 		__atomic_fetch_add(&old->drops, 1, __ATOMIC_RELEASE); /* by another process */
 	}
-	settle(d, rivals, seg, end_of(r->offset, r->front, r->data), &was);
+	settle(d, rivals, &r->key, seg, end_of(r->offset, r->front, r->data), &was);
 	entry_leaves(d, e);
 	entry_place(e, seg, r, asked);
 }
@@ -277,7 +296,7 @@ bool entry_add(struct dir *d, struct segment *seg, const struct idx_record *r, u
 		if (entry == INDEX_NONE)
 			return false;
 		entry_place(index_at(d->index, entry), seg, r, asked);
-		settle(d, rivals, seg, end_of(r->offset, r->front, r->data), &(struct place){ 0 });
+		settle(d, rivals, &r->key, seg, end_of(r->offset, r->front, r->data), &(struct place){ 0 });
 		return true;
 	}
 	e = index_at(d->index, entry);

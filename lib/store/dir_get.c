@@ -10,12 +10,12 @@
 
 enum { PIECE = 1 << 20 }; /* read, and hashed while the cache has it */
 
-enum state { RIGHT, DELETED, EXPIRED, WRONG, LOST, FAILED };
+enum state { RIGHT, DELETED, EXPIRED, WRONG, LOST, UNREAD, FAILED };
 
-/* A file that is too short, or a disk that fails: the item is wrong. */
+/* A file that is too short: the item is wrong.  A disk that fails says nothing of it: it is missed, and stays. */
 static enum state read_at(int fd, void *p, size_t n, uint64_t at)
 {
-	return dir_read(fd, p, n, at) ? RIGHT : WRONG;
+	return dir_read(fd, p, n, at) ? RIGHT : errno ? UNREAD : WRONG;
 }
 
 /* The front of what was found, to item, which points into t. */
@@ -23,6 +23,7 @@ static enum state read_front(struct dir *d, struct tools *t, const struct found 
 	struct ds_err *err)
 {
 	size_t n = (size_t)f->e.front * INDEX_UNIT;
+	enum state state;
 	struct frame frame;
 
 	*fd = segment_fd(d, f->seg);
@@ -32,8 +33,10 @@ static enum state read_front(struct dir *d, struct tools *t, const struct found 
 		err_errno(err, dir_lacks() ? DS_TEMP : DS_IO, "cannot open '%s/%s'", d->path, f->seg->name);
 		return FAILED;
 	}
-	if (n > SEGMENT_FRONT_MAX || read_at(*fd, t->front, n, (uint64_t)f->e.offset * INDEX_UNIT) != RIGHT ||
-		frame_parse(t->parser, t->front, n, &frame, err))
+	state = n > SEGMENT_FRONT_MAX ? WRONG : read_at(*fd, t->front, n, (uint64_t)f->e.offset * INDEX_UNIT);
+	if (state != RIGHT)
+		return state;
+	if (frame_parse(t->parser, t->front, n, &frame, err))
 		return WRONG;
 	if (frame.type == FRAME_DROPPED)
 		return DELETED;
@@ -50,19 +53,22 @@ static enum state read_front(struct dir *d, struct tools *t, const struct found 
 static enum state read_plain(struct tools *t, int fd, uint64_t at, const struct store_item *item, uint8_t *dst)
 {
 	size_t size = (size_t)item->size, pad = item->stored - size;
+	enum state state = RIGHT;
 	uint8_t zeros[FRAME_ALIGN];
 
 	xxh3_begin(&t->xxh);
 	for (size_t done = 0; done < size; done += PIECE) {
 		size_t n = size - done < PIECE ? size - done : PIECE;
 
-		if (read_at(fd, dst + done, n, at + done) != RIGHT)
-			return WRONG;
+		state = read_at(fd, dst + done, n, at + done);
+		if (state != RIGHT)
+			return state;
 		xxh3_add(&t->xxh, dst + done, n);
 	}
 	if (pad) {
-		if (read_at(fd, zeros, pad, at + size) != RIGHT)
-			return WRONG;
+		state = read_at(fd, zeros, pad, at + size);
+		if (state != RIGHT)
+			return state;
 		xxh3_add(&t->xxh, zeros, pad);
 	}
 	return !size || xxh3_end(&t->xxh) == item->xxh ? RIGHT : WRONG;
@@ -73,14 +79,16 @@ static enum state read_coded(struct tools *t, int fd, uint64_t at, const struct 
 	struct ds_err *err)
 {
 	size_t plain = round_up((size_t)item->size, FRAME_ALIGN);
+	enum state state;
 	uint8_t *a = tools_room(&t->a, &t->a_cap, item->stored), *b = tools_room(&t->b, &t->b_cap, plain);
 
 	if (!a || !b) {
 		err_nomem(err, plain, "an item");
 		return FAILED;
 	}
-	if (read_at(fd, a, item->stored, at) != RIGHT)
-		return WRONG;
+	state = read_at(fd, a, item->stored, at);
+	if (state != RIGHT)
+		return state;
 	if (!item->zstd)
 		b = a;
 	else if (!store_item_decode(item, a, b))
@@ -102,6 +110,7 @@ int item_read(struct tools *t, int fd, uint64_t at, const struct store_item *ite
 	switch (read_from(t, fd, at, item, dst, err)) {
 	case RIGHT: return 0;
 	case FAILED: return err->code;
+	case UNREAD: return err_errno(err, DS_NOINPUT, "cannot read a payload");
 	default: return err_set(err, DS_DATA, "its bytes are not those that were put");
 	}
 }
@@ -148,12 +157,12 @@ static int find_front(struct dir_session *ss, const struct store_key *key, struc
 		state = read_front(d, &ss->t, f, fd, item, err);
 		if (state == RIGHT)
 			return 0;
-		if (state != LOST && state != FAILED)
+		if (state != LOST && state != FAILED && state != UNREAD)
 			give_up(d, f, state);
 		segment_release(d, f->seg);
 		if (state == FAILED)
 			return err->code;
-		if (state == EXPIRED)
+		if (state == EXPIRED || state == UNREAD)
 			break;
 		/* It was removed, and perhaps moved; or deleted, and perhaps replaced. */
 		if ((state == LOST || state == DELETED) && dir_look(d, true, err))
@@ -202,7 +211,7 @@ static int get_one(struct dir_session *ss, const struct store_key *key, size_t i
 	segment_release(ss->d, f.seg);
 	if (state == FAILED)
 		return err->code;
-	if (state == WRONG)
+	if (state == WRONG || state == UNREAD)
 		return 0;
 	COUNT(ss->d, hits, 1);
 	COUNT(ss->d, hit_bytes, item.size);

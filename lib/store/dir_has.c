@@ -62,9 +62,11 @@ bool dir_find(struct dir *d, const struct store_key *key, bool ask, struct found
 {
 	struct ds_err err;
 
+	if (orphan_undecided(d, key))
+		return false;
 	if (find_now(d, key, ask, f))
 		return true;
-	return dir_look(d, false, &err) == 0 && find_now(d, key, ask, f);
+	return dir_look(d, false, &err) == 0 && !orphan_undecided(d, key) && find_now(d, key, ask, f);
 }
 
 bool dir_forget(struct dir *d, const struct found *f)

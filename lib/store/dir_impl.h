@@ -3,7 +3,8 @@
  *
  *   dir.c            opening, closing, sessions   dir_has.c   looking keys up
  *   dir_entry.c      entries of the index, and segments in memory
- *   dir_get.c        reading items          dir_put.c   writing, deleting      dir_pin.c   pins
+ *   dir_get.c        reading items          dir_put.c   writing            dir_pin.c   pins
+ *   dir_del.c        deleting               dir_orphan.c  what could not be deleted
  *   dir_lock.c       waiting for other threads and processes
  *   dir_seen.c       what other processes did: segments that came, grew, went away; taking over what a dead one left
  *   segment.c        names and marks        segment_write.c  making, appending, sealing
@@ -65,8 +66,10 @@ bool pin_lock(int fd, enum file_lock how);
 /* Waits until that time (CLOCK_MONOTONIC) at most: who has it may be stopped, or take its time.  DS_TEMP. */
 int file_lock_until(int fd, enum file_lock how, int64_t until, const char *what, struct ds_err *err);
 
-/* All n bytes from there on, or false. */
+/* All n bytes from there on, or false: then errno is 0 where the file is shorter.  All reading and writing of parts of
+ * files is by these two; what cannot be read says nothing of what is there. */
 bool dir_read(int fd, void *p, size_t n, uint64_t at);
+bool dir_write(int fd, const void *p, size_t n, uint64_t at);
 
 /* ---- items in a file ---- */
 
@@ -121,6 +124,8 @@ int idx_read(struct dir *d, const struct segment_id *id, struct idx *x, struct d
 size_t idx_count(struct dir *d, const struct segment_id *id);
 /* The item at that offset is dead; true: there was such a file and it says so now. */
 bool idx_drop(struct dir *d, const struct segment_id *id, uint32_t offset);
+/* The item at that offset, as the file has it; false: there is no such file, or it does not say. */
+bool idx_find(struct dir *d, const struct segment_id *id, uint32_t offset, struct idx_record *r);
 int idx_sync(struct dir *d, const struct segment_id *id, struct ds_err *err); /* those are on disk */
 
 /* ---- segments ---- */
@@ -167,6 +172,19 @@ uint8_t *tools_room(uint8_t **p, size_t *cap, size_t n); /* NULL: no memory */
 
 struct flight { struct store_key key; bool shared; struct flight *next; };
 
+/* dir_orphan.c */
+enum orphan_kind {
+	ORPHAN_DROP,      /* to be deleted */
+	ORPHAN_LATER,     /* the same, once the next is there: what replaced it could not be brought to disk */
+	ORPHAN_UNDECIDED, /* it could not be read whether it or the one in the index is younger */
+};
+struct orphans {
+	pthread_mutex_t work, list; /* who deletes some: after dir.scan; the list: after all others */
+	struct orphan *all;
+	size_t n, cap, undecided;   /* n, undecided: atomic */
+	bool lost;                  /* there was no memory for one */
+};
+
 struct dir {
 	struct store base;
 	char *path;
@@ -192,6 +210,7 @@ struct dir {
 
 	pthread_mutex_t scan;
 	int64_t scanned_ns;       /* atomic */
+	bool blind;               /* under scan: something could not be read */
 	struct listed {
 		struct timespec changed; /* of the directory, when it was listed whole */
 		bool late;        /* long enough after that change to have seen all of it */
@@ -214,6 +233,8 @@ struct dir {
 	pthread_mutex_t pins;
 	struct pin *pin[PIN_CHAINS]; /* dir_pin.c */
 	uint64_t pinned_bytes;
+
+	struct orphans orphans;
 
 	pthread_mutex_t rest;     /* the thread that looks from time to time */
 	pthread_cond_t wake;
@@ -262,20 +283,44 @@ uint32_t store_seconds(uint64_t expires_ns);
 bool dir_over(struct dir_session *ss, const struct found *f);
 /* Takes it out of the index if it still lies there; true: it did. */
 bool dir_forget(struct dir *d, const struct found *f);
-/* Deletes an item in its file, and in the file beside it.  DS_IO: it will be there again after a restart. */
+
+/* ---- dir_del.c ---- */
+
+/* Deletes an item in its file, and in the file beside it.  DS_IO, DS_TEMP: it is perhaps there as before. */
 struct place { struct segment *seg; uint32_t offset, front; };
 int segment_drop(struct dir *d, const struct place *p, struct ds_err *err);
+int segment_drop_at(struct dir *d, int fd, const struct segment_id *id, uint32_t offset, uint32_t front,
+	struct ds_err *err);
+/* The same of one that the index has left; where it fails, it is an orphan. */
+int segment_drop_left(struct dir *d, const struct store_key *key, const struct place *p, struct ds_err *err);
+/* Whether items of a segment can be deleted: else one that was replaced would come back. */
+int droppable(struct dir *d, struct segment *seg, struct ds_err *err);
+/* One thread at a time stores or deletes a key; but any number replace it, each with a time of its own. */
+int flight_begin(struct dir *d, struct flight *f, int64_t until, struct ds_err *err);
+void flight_end(struct dir *d, const struct flight *f);
+
+/* ---- dir_orphan.c ---- */
+
+void orphan_add(struct dir *d, const struct segment *seg, const struct idx_record *r, enum orphan_kind kind);
+/* Those of a key are deleted in their files, before anybody is told that it is deleted or replaced.  DS_IO: some are
+ * not. */
+int orphans_drop(struct dir *d, const struct store_key *key, struct ds_err *err);
+void orphans_retry(struct dir *d);
+int orphans_bounded(struct dir *d, struct ds_err *err); /* DS_IO: there are too many */
+/* Which one of the key is the younger one cannot be read (tried again). */
+bool orphan_undecided(struct dir *d, const struct store_key *key);
+bool orphans_undecided_in(struct dir *d, const struct segment *seg);
 
 /* Under dir.lock for writing. */
 void entry_remove(struct dir *d, uint32_t entry);
 struct segment *segment_add(struct dir *d, const struct segment_id *id, struct ds_err *err);
 void segment_gone(struct dir *d, struct segment *seg);
-/* When an item of a segment that is held was put; 0: it cannot be read any more. */
-uint64_t entry_put_at(struct dir *d, struct segment *seg, const struct index_entry *e);
+/* When an item of a segment that is held was put; 0: it is not there any more.  DS_IO: that cannot be read. */
+int entry_put_at(struct dir *d, struct segment *seg, const struct index_entry *e, uint64_t *at, struct ds_err *err);
 /* Two items of one key: which is the one now, and which is to be deleted, once the other is written.  Both held. */
 struct rivals {
 	struct place known;            /* of one that is known to be older; not held */
-	struct segment *seg;           /* the one */
+	struct segment *seg;           /* the one; NULL: that cannot be read */
 	uint64_t end;                  /* it lies below */
 	struct place loser;            /* seg NULL: there is none */
 };
@@ -292,6 +337,8 @@ struct ids { struct segment_id *id; size_t n, cap, odd; /* odd: so called, but n
 int dir_names(struct dir *d, struct ids *ids, struct ds_err *err);
 /* Without force at most every so often, and not while another thread does. */
 int dir_look(struct dir *d, bool force, struct ds_err *err);
+/* At once; DS_IO where something cannot be read: what it has of a key would not be found. */
+int dir_look_all(struct dir *d, struct ds_err *err);
 /* Records [n] of a segment, but for dead ones, to the index. */
 int segment_enter(struct dir *d, struct segment *seg, const struct idx_record *r, size_t n, struct ds_err *err);
 /* Under dir.write and the directory's lock: what dead processes left is made complete, as far as that is possible. */

@@ -1,8 +1,4 @@
-/* Storing and deleting items. */
-#include <errno.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <unistd.h>
+/* Storing items. */
 #include <zstd.h>
 
 #include "base/mem.h"
@@ -11,49 +7,6 @@
 #include "store/dir_impl.h"
 
 enum { ZSTD_LEVEL = 1, TRIES = 8 };
-
-/* ---- one thread at a time stores or deletes a key; but any number replace it, each with a time of its own ---- */
-
-static bool must_wait(const struct dir *d, const struct flight *f)
-{
-	const struct flight *before = d->flight;
-
-	while (before != f && (!store_key_equal(&before->key, &f->key) || (before->shared && f->shared)))
-		before = before->next;
-	return before != f;
-}
-
-static void flight_end(struct dir *d, const struct flight *f)
-{
-	struct flight **p = &d->flight;
-
-	pthread_mutex_lock(&d->flights);
-	while (*p != f)
-		p = &(*p)->next;
-	*p = f->next;
-	pthread_cond_broadcast(&d->landed);
-	pthread_mutex_unlock(&d->flights);
-}
-
-static int flight_begin(struct dir *d, struct flight *f, int64_t until, struct ds_err *err)
-{
-	const struct timespec t = { .tv_sec = until / 1000000000, .tv_nsec = until % 1000000000 };
-	struct flight **end = &d->flight;
-	bool wait;
-	int late = 0;
-
-	pthread_mutex_lock(&d->flights);
-	while (*end)
-		end = &(*end)->next;
-	*end = f;
-	while ((wait = must_wait(d, f)) && late != ETIMEDOUT)
-		late = pthread_cond_timedwait(&d->landed, &d->flights, &t);
-	pthread_mutex_unlock(&d->flights);
-	if (!wait)
-		return 0;
-	flight_end(d, f);
-	return err_set(err, DS_TEMP, "'%s': another put of the same key is not done", d->path);
-}
 
 /* ---- payloads ---- */
 
@@ -103,51 +56,6 @@ static bool compress(struct tools *t, const struct store_put *p, size_t size, st
 		.xxh = xxh3(a, padded) };
 	out->iov = &out->one;
 	return true;
-}
-
-/* ---- deleting ---- */
-
-/* Whether its items can be deleted: else the old one would come back. */
-static int droppable(struct dir *d, struct segment *seg, struct ds_err *err)
-{
-	int fd = segment_fd(d, seg);
-
-	if (fd < 0 && errno == ENOENT)
-		return 0;
-	if (fd >= 0 && (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR)
-		return 0;
-	if (fd >= 0)
-		errno = EACCES;
-	return err_errno(err, fd < 0 && dir_lacks() ? DS_TEMP : DS_IO, "cannot delete an item of '%s/%s'", d->path,
-		seg->name);
-}
-
-int segment_drop(struct dir *d, const struct place *place, struct ds_err *err)
-{
-	struct segment *seg = place->seg;
-	uint8_t p[SEGMENT_FRONT_MAX];
-	size_t n = (size_t)place->front * INDEX_UNIT;
-	uint64_t at = (uint64_t)place->offset * INDEX_UNIT;
-	bool beside;
-	int fd;
-
-	if (d->base.o.read_only || n > sizeof p)
-		return 0;
-	if (droppable(d, seg, err))
-		return err->code;
-	/* First where it would be found again: the file beside the segment cannot tell of one that is half deleted.
-	 * One that we write has none yet; whoever completes it looks. */
-	beside = !__atomic_load_n(&seg->growing, __ATOMIC_SEQ_CST) && idx_drop(d, &seg->id, place->offset);
-	fd = segment_fd(d, seg);
-	if (fd < 0 || pread(fd, p, n, (off_t)at) != (ssize_t)n || p[7] != FRAME_STORE || !frame_drop(p, n))
-		goto out; /* nor would anybody find it */
-	if (pwrite(fd, p, FRAME_HEAD_BYTES, (off_t)at) != FRAME_HEAD_BYTES)
-		return err_errno(err, DS_IO, "cannot delete an item of '%s/%s'", d->path, seg->name);
-	if (!beside && !__atomic_load_n(&seg->growing, __ATOMIC_SEQ_CST))
-		idx_drop(d, &seg->id, place->offset); /* the segment may have been completed meanwhile */
-out:
-	__atomic_fetch_add(&seg->drops, 1, __ATOMIC_RELEASE); /* by another process, perhaps, who did not wait for it */
-	return 0;
 }
 
 /* ---- storing ---- */
@@ -208,19 +116,6 @@ static int append(struct dir *d, struct tools *t, const struct append *a, bool m
 	return rc;
 }
 
-/* An item that is to be replaced: its place, and a time after its own for the new one. */
-static bool older(struct dir *d, const struct store_key *key, struct found *f, uint64_t *at)
-{
-	uint64_t was;
-
-	if (!dir_find(d, key, false, f))
-		return false;
-	was = entry_put_at(d, f->seg, &f->e);
-	if (was >= *at)
-		*at = was + 1;
-	return true;
-}
-
 static void describe(struct dir_session *ss, const struct store_put *p, const struct store_item *as,
 	const struct payload *y, struct append *a)
 {
@@ -250,10 +145,38 @@ static void describe(struct dir_session *ss, const struct store_put *p, const st
 static int replaces(struct dir *d, const struct store_put *p, struct found *old, bool *had, uint64_t *at,
 	struct ds_err *err)
 {
-	int rc = dir_look(d, true, err); /* others may have put a newer one */
+	uint64_t was;
+	int rc = orphans_bounded(d, err);
 
-	*had = !rc && older(d, &p->key, old, at);
-	return *had ? droppable(d, old->seg, err) : rc;
+	if (!rc)
+		rc = dir_look_all(d, err); /* others may have put a newer one */
+	*had = !rc && dir_find(d, &p->key, false, old);
+	if (*had)
+		rc = droppable(d, old->seg, err);
+	if (*had && !rc)
+		rc = entry_put_at(d, old->seg, &old->e, &was, err);
+	if (*had && !rc && was >= *at) /* the new one is later */
+		*at = was + 1;
+	return rc;
+}
+
+/* It is written and in the index: on disk, if it has to be, then what it replaced is deleted.  What is not, the index
+ * has left, so that it is an orphan; and who replaces or deletes the key next deletes that first. */
+static int finish(struct dir *d, const struct store_put *p, struct rivals *rivals, struct ds_err *err)
+{
+	const struct place *loser = &rivals->loser;
+	struct idx_record r = { .key = p->key, .offset = loser->offset, .front = (uint16_t)loser->front };
+	int rc = 0;
+
+	if (!rivals->seg)
+		return err_set(err, DS_IO, "'%s': it cannot be read which item of a key is the last", d->path);
+	if (p->sync || d->base.o.sync) /* if another put has replaced this one already, that one's */
+		rc = segment_sync(d, rivals->seg, rivals->end, err);
+	if (rc && loser->seg)
+		orphan_add(d, loser->seg, &r, ORPHAN_LATER);
+	else if (loser->seg)
+		rc = segment_drop_left(d, &p->key, loser, err);
+	return rc || !p->replace ? rc : orphans_drop(d, &p->key, err);
 }
 
 static int store_it(struct dir_session *ss, const struct store_put *p, const struct store_item *as, size_t size,
@@ -277,10 +200,8 @@ static int store_it(struct dir_session *ss, const struct store_put *p, const str
 		describe(ss, p, as, &y, &a);
 		rc = append(d, &ss->t, &a, main, dir_until(&ss->base), &rivals, err);
 	}
-	if (!rc && (p->sync || d->base.o.sync)) /* if another put has replaced this one already, that one's */
-		rc = segment_sync(d, rivals.seg, rivals.end, err);
-	if (!rc && rivals.loser.seg)
-		rc = segment_drop(d, &rivals.loser, err);
+	if (!rc)
+		rc = finish(d, p, &rivals, err);
 	rivals_release(d, &rivals);
 	if (had)
 		segment_release(d, old.seg);
@@ -296,7 +217,7 @@ static int already(struct dir_session *ss, const struct store_put *p, bool *is, 
 
 	*is = dir_find(d, &p->key, false, &f);
 	if (!*is && p->exact) {
-		rc = dir_look(d, true, err);
+		rc = dir_look_all(d, err);
 		*is = !rc && dir_find(d, &p->key, false, &f);
 	}
 	if (!*is)
@@ -397,45 +318,4 @@ out:
 int dir_put(struct store_session *ss, const struct store_put *p, enum store_put_result *how, struct ds_err *err)
 {
 	return dir_put_item((struct dir_session *)ss, p, NULL, how, err);
-}
-
-/* ---- deleting by key ---- */
-
-static int delete_all(struct dir *d, const struct store_key *key, bool *was, struct ds_err *err)
-{
-	struct found f;
-	int rc = dir_look(d, true, err);
-
-	while (!rc && dir_find(d, key, false, &f)) {
-		rc = segment_drop(d, &(struct place){ f.seg, f.e.offset, f.e.front }, err);
-		if (!rc)
-			*was = dir_forget(d, &f) || *was;
-		segment_release(d, f.seg);
-	}
-	return rc;
-}
-
-int dir_del(struct store_session *ss, const struct store_key *key, bool *was, struct ds_err *err)
-{
-	struct dir *d = dir_of(ss);
-	struct flight f = { .key = *key };
-	int64_t until = dir_until(ss);
-	int rc = flight_begin(d, &f, until, err);
-
-	if (rc)
-		return rc;
-	rc = dir_write_lock(d, until, err);
-	if (rc)
-		goto out;
-	rc = dir_lock(d, err); /* then nothing is being moved, and all copies are known */
-	if (!rc) {
-		rc = delete_all(d, key, was, err);
-		dir_unlock(d);
-	}
-	dir_write_unlock(d);
-	if (!rc && d->base.o.sync) /* also what it replaced earlier, which would be there again */
-		rc = dir_sync_drops(d, err);
-out:
-	flight_end(d, &f);
-	return rc;
 }

@@ -93,8 +93,10 @@ static int tail(struct dir *d, struct segment *seg, struct ds_err *err)
 
 	if (fd < 0 && dir_lacks())
 		return err_errno(err, DS_TEMP, "cannot open '%s/%s'", d->path, seg->name);
-	if (fd < 0)
-		return 0; /* it went away */
+	if (fd < 0) {
+		d->blind = d->blind || errno != ENOENT; /* it went away */
+		return 0;
+	}
 	rc = scan_begin(&s, fd, &seg->id, d->base.o.read_only && !written(fd) && d->marked ? &d->secret : NULL, err);
 	if (rc)
 		return rc;
@@ -116,7 +118,10 @@ static int tail(struct dir *d, struct segment *seg, struct ds_err *err)
 	}
 	scan_end(&s);
 	idx_free(&x);
-	return rc == DS_IO ? 0 : rc; /* what cannot be read is not there */
+	if (rc != DS_IO)
+		return rc;
+	d->blind = true; /* what cannot be read is not there, but nobody knows that it is not */
+	return 0;
 }
 
 static int seen_new(struct dir *d, const struct segment_id *id, struct ds_err *err)
@@ -312,7 +317,7 @@ static bool must_list(const struct dir *d, struct listed *now)
 		st.st_mtim.tv_nsec != d->listed.changed.tv_nsec;
 }
 
-int dir_look(struct dir *d, bool force, struct ds_err *err)
+static int look(struct dir *d, bool force, bool all, struct ds_err *err)
 {
 	int64_t now = time_mono_ns();
 	struct listed listed;
@@ -325,6 +330,7 @@ int dir_look(struct dir *d, bool force, struct ds_err *err)
 	else if (now - __atomic_load_n(&d->scanned_ns, __ATOMIC_RELAXED) < AGAIN_MS * (int64_t)1000000 ||
 		pthread_mutex_trylock(&d->scan))
 		return 0;
+	d->blind = false;
 	if (must_list(d, &listed)) {
 		rc = list(d, err);
 		d->listed = rc ? (struct listed){ { 0 }, false } : listed;
@@ -333,9 +339,21 @@ int dir_look(struct dir *d, bool force, struct ds_err *err)
 		rc = tail(d, seg, err);
 		segment_release(d, seg);
 	}
+	if (!rc && all && d->blind)
+		rc = err_set(err, DS_IO, "'%s': a segment cannot be read", d->path);
 	__atomic_store_n(&d->scanned_ns, time_mono_ns(), __ATOMIC_RELAXED);
 	pthread_mutex_unlock(&d->scan);
 	return rc;
+}
+
+int dir_look(struct dir *d, bool force, struct ds_err *err)
+{
+	return look(d, force, false, err);
+}
+
+int dir_look_all(struct dir *d, struct ds_err *err)
+{
+	return look(d, true, true, err);
 }
 
 /* ---- what dead processes left ---- */
@@ -478,6 +496,8 @@ static void look_around(struct dir *d)
 		}
 		pthread_mutex_unlock(&d->write);
 	}
+	if (!d->base.o.read_only)
+		orphans_retry(d);
 	dir_sweep(d, false);
 }
 

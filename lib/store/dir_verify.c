@@ -125,9 +125,9 @@ static int verify_item(struct verify *v, struct scan *s, struct ds_err *err)
 	if (!dst)
 		return err_nomem(err, (size_t)s->item.size, "an item");
 	rc = item_read(&v->t, s->fd, s->offset + s->front, &s->item, dst, err);
-	if (rc == DS_DATA) {
+	if (rc == DS_DATA || rc == DS_NOINPUT) {
 		store_key_hex(&s->item.key, hex);
-		tell(v, "byte %" PRIu64 ": item %s: its bytes are not those that were put", s->offset, hex);
+		tell(v, "byte %" PRIu64 ": item %s: %s", s->offset, hex, err->text);
 		v->r->bad_items++;
 		return 0;
 	}

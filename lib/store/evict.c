@@ -154,8 +154,10 @@ int segment_move(struct dir *d, struct segment *from, const struct idx_record *r
 	lane_give(d, to, rc == DS_IO);
 	if (rc)
 		return rc;
+	if (!rivals.seg)
+		return err_set(err, DS_NOINPUT, "cannot read what replaced an item of '%s/%s'", d->path, from->name);
 	if (rivals.loser.seg && rivals.loser.seg != from) /* the copy: it was replaced meanwhile */
-		segment_drop(d, &rivals.loser, err);
+		segment_drop_left(d, &r->key, &rivals.loser, err);
 	rivals_release(d, &rivals);
 	COUNT(d, moved_bytes, n);
 	return 0;
@@ -236,7 +238,11 @@ void segment_remove(struct dir *d, struct segment *seg)
 {
 	char name[SEGMENT_NAME];
 
-	unlinkat(d->fd, seg->name, 0);
+	if (unlinkat(d->fd, seg->name, 0) && errno != ENOENT) { /* then it is met again, with all that is in it */
+		pthread_mutex_lock(&d->scan);
+		d->listed.late = false;
+		pthread_mutex_unlock(&d->scan);
+	}
 	segment_name(&seg->id, ".idx", name);
 	unlinkat(d->fd, name, 0);
 	__atomic_fetch_add(&d->removed, 1, __ATOMIC_RELEASE);
@@ -274,6 +280,8 @@ static bool evict(struct dir *d, struct segment *seg, bool moving, uint64_t *bud
 	settled = moved == d->st.moved_bytes || !dir_settle(d, err);
 	went = went && settled;
 	if (went) {
+		if (d->base.o.sync) /* or what the items had replaced would be there again if the power is lost */
+			dir_sync_drops(d, &(struct ds_err){ 0 });
 		segment_remove(d, seg);
 		COUNT(d, evicted, gone.items);
 		COUNT(d, evicted_bytes, gone.bytes);

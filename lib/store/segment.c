@@ -98,11 +98,33 @@ bool dir_read(int fd, void *p, size_t n, uint64_t at)
 
 		if (got < 0 && errno == EINTR)
 			continue;
+		if (!got)
+			errno = 0;
 		if (got <= 0)
 			return false;
 		to += got;
 		n -= (size_t)got;
 		at += (uint64_t)got;
+	}
+	return true;
+}
+
+bool dir_write(int fd, const void *p, size_t n, uint64_t at)
+{
+	const uint8_t *from = p;
+
+	while (n) {
+		ssize_t put = pwrite(fd, from, n, (off_t)at);
+
+		if (put < 0 && errno == EINTR)
+			continue;
+		if (!put)
+			errno = EIO;
+		if (put <= 0)
+			return false;
+		from += put;
+		n -= (size_t)put;
+		at += (uint64_t)put;
 	}
 	return true;
 }

@@ -227,36 +227,56 @@ static uint64_t likely(uint64_t low, uint64_t high, uint64_t from, uint64_t to, 
 	return mid < high ? mid : high - 1;
 }
 
+/* Of an open one with n records, for so many bytes of its segment: where the record of an item lies, and it. */
+static bool find_record(int fd, const struct segment_id *id, uint64_t size, uint64_t n, uint32_t offset, uint64_t *at,
+	struct idx_record *r)
+{
+	uint64_t low = 0, high = n, from = 0, to = size / INDEX_UNIT;
+	uint8_t p[IDX_RECORD];
+
+	for (int probe = 0; low < high; probe++) {
+		*at = probe < GUESSES ? likely(low, high, from, to, offset) : low + (high - low) / 2;
+		if (!dir_read(fd, p, sizeof p, IDX_HEAD + *at * IDX_RECORD) || !get_record(p, r, id, (size_t)*at))
+			return false;
+		if (r->offset == offset)
+			return true;
+		if (r->offset < offset) {
+			low = *at + 1;
+			from = (uint64_t)r->offset + r->front + r->data;
+		} else {
+			high = *at;
+			to = r->offset;
+		}
+	}
+	return false;
+}
+
+bool idx_find(struct dir *d, const struct segment_id *id, uint32_t offset, struct idx_record *r)
+{
+	uint64_t size, n, at;
+	int fd = open_idx(d, id, O_RDONLY, &size, &n);
+	bool found = fd >= 0 && find_record(fd, id, size, n, offset, &at, r);
+
+	if (fd >= 0)
+		close(fd);
+	return found;
+}
+
 bool idx_drop(struct dir *d, const struct segment_id *id, uint32_t offset)
 {
-	uint64_t size, n, low = 0, high, from = 0, to;
+	uint64_t size, n, at;
 	struct idx_record r;
 	uint8_t p[IDX_RECORD];
-	bool done = false;
+	bool done;
 	int fd = open_idx(d, id, O_RDWR, &size, &n);
 
 	if (fd < 0)
 		return false;
-	to = size / INDEX_UNIT;
-	high = n;
-	for (int probe = 0; low < high; probe++) {
-		uint64_t mid = probe < GUESSES ? likely(low, high, from, to, offset) : low + (high - low) / 2;
-
-		if (!dir_read(fd, p, sizeof p, IDX_HEAD + mid * IDX_RECORD) || !get_record(p, &r, id, (size_t)mid))
-			break;
-		if (r.offset == offset) {
-			r.dead = 1;
-			put_record(p, &r, id, (size_t)mid);
-			done = pwrite(fd, p, sizeof p, (off_t)(IDX_HEAD + mid * IDX_RECORD)) == (ssize_t)sizeof p;
-			break;
-		}
-		if (r.offset < offset) {
-			low = mid + 1;
-			from = (uint64_t)r.offset + r.front + r.data;
-		} else {
-			high = mid;
-			to = r.offset;
-		}
+	done = find_record(fd, id, size, n, offset, &at, &r);
+	if (done) {
+		r.dead = 1;
+		put_record(p, &r, id, (size_t)at);
+		done = dir_write(fd, p, sizeof p, IDX_HEAD + at * IDX_RECORD);
 	}
 	close(fd);
 	if (!done) { /* one that is wrong is made anew from the segment */

@@ -208,6 +208,8 @@ int segment_append(struct dir *d, struct tools *t, struct segment *seg, const st
 	seg->frames++;
 	segment_grow(seg, at + front.n + data);
 	rc = enter(d, seg, &r, a, rivals, err);
+	if (rc) /* it is in the file, whole, but nobody knows it */
+		segment_drop_left(d, &r.key, &(struct place){ seg, r.offset, r.front }, &(struct ds_err){ 0 });
 out:
 	free(iov);
 	return rc;
@@ -246,8 +248,8 @@ static void drop_dead(struct dir *d, struct segment *seg)
 		const struct idx_record *r = &seg->idx.rec[i];
 		uint8_t head[FRAME_HEAD_BYTES];
 
-		if (pread(seg->fd, head, sizeof head, (off_t)((uint64_t)r->offset * INDEX_UNIT)) != sizeof head ||
-			frame_front_bytes(head) != (size_t)r->front * INDEX_UNIT || head[7] != FRAME_STORE)
+		if (dir_read(seg->fd, head, sizeof head, (uint64_t)r->offset * INDEX_UNIT) &&
+			(frame_front_bytes(head) != (size_t)r->front * INDEX_UNIT || head[7] != FRAME_STORE))
 			idx_drop(d, &seg->id, r->offset);
 	}
 }
@@ -310,7 +312,7 @@ int segment_fill(struct dir *d, int fd, uint64_t at, uint64_t n, uint64_t seq, u
 
 		rc = frame_encode(d->tools.w, FRAME_DROPPED, FRAME_DROPPABLE, 0, seq + i, d->tools.meta, &iov,
 			data != 0, false, &front, err);
-		if (!rc && pwrite(fd, front.p, front.n, (off_t)at) != (ssize_t)front.n)
+		if (!rc && !dir_write(fd, front.p, front.n, at))
 			rc = err_errno(err, DS_IO, "cannot write to a segment");
 		at += FRAME_ALIGN;
 		n -= FRAME_ALIGN;
