@@ -339,7 +339,7 @@ static int run_gc(const char *path, struct ds_err *err)
 
 /* ---- export, import ---- */
 
-static int write_stream(const char *path, struct frame_writer *w, uint64_t *items, struct ds_err *err)
+static int write_stream(const char *path, struct frame_writer *w, struct dir_copied *c, struct ds_err *err)
 {
 	struct hello h = { .minor = 1, .role = "store" };
 	struct meta_builder *b = meta_new();
@@ -353,7 +353,7 @@ static int write_stream(const char *path, struct frame_writer *w, uint64_t *item
 	rc = frame_write(w, FRAME_HELLO, 0, 0, b, NULL, 0, false, err);
 	meta_free(b);
 	if (!rc)
-		rc = dir_export(path, w, items, err);
+		rc = dir_export(path, w, c, err);
 	if (!rc)
 		rc = frame_write_end(w, err);
 	return rc;
@@ -362,7 +362,7 @@ static int write_stream(const char *path, struct frame_writer *w, uint64_t *item
 static int run_export(const char *path, struct ds_err *err)
 {
 	struct frame_writer *w = NULL;
-	uint64_t items = 0;
+	struct dir_copied c = { 0 };
 	struct outfile o;
 	int rc = outfile_open(&o, output, force, false, err);
 
@@ -370,13 +370,16 @@ static int run_export(const char *path, struct ds_err *err)
 		return rc;
 	rc = frame_writer_new(&w, o.fd, o.path, err);
 	if (!rc)
-		rc = write_stream(path, w, &items, err);
+		rc = write_stream(path, w, &c, err);
 	frame_writer_free(w);
 	if (!rc)
 		rc = outfile_commit(&o, err);
 	outfile_discard(&o);
 	if (!rc)
-		log_msg(LOG_INFO, "%" PRIu64 " item%s exported", items, plural(items));
+		log_msg(LOG_INFO, "%" PRIu64 " item%s exported", c.items, plural(c.items));
+	if (!rc && c.left_out)
+		rc = err_set(err, DS_NO, "'%s': %" PRIu64 " item%s damaged or cannot be read, and left out; "
+			"'verify' says which", path, c.left_out, c.left_out == 1 ? " is" : "s are");
 	return rc;
 }
 
@@ -384,17 +387,17 @@ static int run_import(const char *path, const char *file, struct ds_err *err)
 {
 	bool in = !file || strcmp(file, "-") == 0;
 	FILE *f = in ? stdin : fopen(file, "re");
-	uint64_t items = 0, already = 0;
+	struct dir_copied c = { 0 };
 	int rc;
 
 	if (!f)
 		return err_errno(err, DS_NOINPUT, "cannot open '%s'", file);
-	rc = dir_import(path, &store, fileno(f), in ? "<stdin>" : file, &items, &already, err);
+	rc = dir_import(path, &store, fileno(f), in ? "<stdin>" : file, &c, err);
 	if (!in)
 		fclose(f);
 	if (!rc)
-		log_msg(LOG_INFO, "%" PRIu64 " item%s imported, %" PRIu64 " there already", items, plural(items),
-			already);
+		log_msg(LOG_INFO, "%" PRIu64 " item%s imported, %" PRIu64 " there already", c.items, plural(c.items),
+			c.already);
 	return rc;
 }
 

@@ -43,9 +43,14 @@ int dir_gc(const char *path, const struct store_options *o, void (*tell)(void *c
 	struct dir_report *r, struct ds_err *err);
 /* Of a store that is a directory and open: the dead bytes of its complete segments, which gc would free. */
 int dir_dead(struct store *s, uint64_t *bytes, struct ds_err *err);
-/* All items as one stream of frames; and such a stream's into the store: those that are there already are skipped. */
-int dir_export(const char *path, struct frame_writer *w, uint64_t *items, struct ds_err *err);
-int dir_import(const char *path, const struct store_options *o, int fd, const char *name, uint64_t *items,
-	uint64_t *already, struct ds_err *err);
+/* All items as one stream of frames; and such a stream's into the store: those that are there already are skipped, but
+ * for values with names that were put earlier, which are replaced. */
+struct dir_copied {
+	uint64_t items, already;
+	uint64_t left_out; /* not exported: damaged, or not to be read */
+};
+int dir_export(const char *path, struct frame_writer *w, struct dir_copied *c, struct ds_err *err);
+int dir_import(const char *path, const struct store_options *o, int fd, const char *name, struct dir_copied *c,
+	struct ds_err *err);
 
 #endif

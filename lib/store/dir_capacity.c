@@ -46,7 +46,7 @@ static bool usable(uint64_t capacity)
 static int read_file(struct dir *d, uint64_t *capacity, struct ds_err *err)
 {
 	char text[40] = "";
-	int fd = openat(d->fd, file, O_RDONLY | O_CLOEXEC);
+	int fd = file_at(d->fd, file, O_RDONLY, 0);
 	ssize_t n;
 
 	if (fd < 0 && errno == ENOENT)
@@ -67,7 +67,7 @@ static int read_file(struct dir *d, uint64_t *capacity, struct ds_err *err)
 
 static int write_file(struct dir *d, uint64_t capacity, struct ds_err *err)
 {
-	int fd = openat(d->fd, fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666), bad;
+	int fd = file_at(d->fd, fresh, O_WRONLY | O_CREAT | O_TRUNC, 0666), bad;
 
 	bad = fd < 0 || dprintf(fd, "%" PRIu64 "\n", capacity) < 0 || fsync(fd);
 	if (fd >= 0 && close(fd))

@@ -196,7 +196,7 @@ static int gc_move(const struct gc *g, struct segment *seg, const struct idx *x,
 	for (size_t i = 0; !rc && i < x->n; i++) {
 		if (!alive(g->d, seg, &x->rec[i]))
 			continue;
-		rc = segment_move(g->d, seg, &x->rec[i], seg->id.main, 0, err);
+		rc = segment_move(g->d, seg, &x->rec[i], &(struct move){ seg->id.main, true, 0 }, err);
 		if (rc == DS_DATA || rc == DS_NOINPUT)
 			tell_bad(g, seg, &x->rec[i], err);
 		if (rc == DS_DATA)
@@ -216,7 +216,7 @@ static int gc_segment(const struct gc *g, struct segment *seg, enum gc_pass pass
 	pthread_rwlock_rdlock(&d->lock);
 	gone = seg->gone;
 	pthread_rwlock_unlock(&d->lock);
-	if (gone || !segment_take(d, seg))
+	if (gone || orphans_undecided_in(d, seg) || !segment_take(d, seg))
 		return 0; /* or others need it */
 	if (segment_records(d, seg, &x, err)) {
 		if (pass == GC_MOVE)
@@ -314,7 +314,7 @@ out:
 /* ---- export ---- */
 
 static int export_item(struct dir_session *ss, struct segment *seg, const struct idx_record *r, struct frame_writer *w,
-	uint64_t *items, struct ds_err *err)
+	struct dir_copied *c, struct ds_err *err)
 {
 	size_t n = ((size_t)r->front + r->data) * INDEX_UNIT;
 	int fd = segment_fd(ss->d, seg);
@@ -326,16 +326,23 @@ static int export_item(struct dir_session *ss, struct segment *seg, const struct
 	if (!p)
 		return err_nomem(err, n, "an item");
 	if (fd < 0 || !dir_read(fd, p, n, (uint64_t)r->offset * INDEX_UNIT) ||
-		frame_parse(ss->t.parser, p, n, &f, err) ||
-		store_item_get(&f, &item, err) || !store_key_equal(&item.key, &r->key))
-		goto out; /* broken, or deleted meanwhile */
+		frame_parse(ss->t.parser, p, n, &f, err)) {
+		c->left_out += fd >= 0 || errno != ENOENT;
+		goto out;
+	}
+	if (store_item_get(&f, &item, err) || !store_key_equal(&item.key, &r->key)) {
+		c->left_out += f.type != FRAME_DROPPED; /* meanwhile */
+		goto out;
+	}
 	plain = mem_array((size_t)item.size, 1);
 	if (!plain) {
 		rc = err_nomem(err, (size_t)item.size, "an item");
 	} else if (!item_read(&ss->t, fd, ((uint64_t)r->offset + r->front) * INDEX_UNIT, &item, plain, err)) {
 		f.stream = 0;
 		rc = frame_forward(w, &f, err);
-		*items += !rc;
+		c->items += !rc;
+	} else {
+		c->left_out++;
 	}
 	free(plain);
 out:
@@ -343,7 +350,7 @@ out:
 	return rc;
 }
 
-int dir_export(const char *path, struct frame_writer *w, uint64_t *items, struct ds_err *err)
+int dir_export(const char *path, struct frame_writer *w, struct dir_copied *c, struct ds_err *err)
 {
 	const struct store_options o = { .read_only = true };
 	struct dir_session *ss = NULL;
@@ -351,16 +358,17 @@ int dir_export(const char *path, struct frame_writer *w, uint64_t *items, struct
 	struct store *s = NULL;
 	int rc = open_dir(path, &o, &s, &ss, err);
 
-	*items = 0;
+	*c = (struct dir_copied){ 0 };
 	if (!rc)
 		rc = hold_all(ss->d, false, &h, err);
 	for (size_t i = 0; !rc && i < h.n; i++) {
 		struct idx x = { 0 };
 
-		if (!segment_records(ss->d, h.seg[i], &x, err))
-			for (size_t k = 0; !rc && k < x.n; k++)
-				if (alive(ss->d, h.seg[i], &x.rec[k]))
-					rc = export_item(ss, h.seg[i], &x.rec[k], w, items, err);
+		if (segment_records(ss->d, h.seg[i], &x, err))
+			c->left_out++;
+		for (size_t k = 0; !rc && k < x.n; k++)
+			if (alive(ss->d, h.seg[i], &x.rec[k]))
+				rc = export_item(ss, h.seg[i], &x.rec[k], w, c, err);
 		idx_free(&x);
 	}
 	if (ss)
@@ -371,8 +379,23 @@ int dir_export(const char *path, struct frame_writer *w, uint64_t *items, struct
 
 /* ---- import ---- */
 
-static int import_item(struct dir_session *ss, const struct frame *f, uint64_t *items, uint64_t *already,
-	struct ds_err *err)
+/* A value of that name is there, and was put earlier: the later one counts.  Blocks of one key are all the same. */
+static bool is_later(struct dir *d, const struct frame *f, const struct store_item *item)
+{
+	struct found old;
+	const uint8_t *name;
+	uint64_t at;
+	size_t n;
+	bool is;
+
+	if (meta_bin(f->meta, "name", &name, &n) != META_OK || !dir_find(d, &item->key, false, &old))
+		return false;
+	is = !entry_put_at(d, old.seg, &old.e, &at, &(struct ds_err){ 0 }) && at < item->at_ns;
+	segment_release(d, old.seg);
+	return is;
+}
+
+static int import_item(struct dir_session *ss, const struct frame *f, struct dir_copied *c, struct ds_err *err)
 {
 	enum store_put_result how;
 	struct store_item item;
@@ -398,16 +421,19 @@ static int import_item(struct dir_session *ss, const struct frame *f, uint64_t *
 	p = (struct store_put){ .key = item.key, .meta = b, .iov = &iov, .iovs = item.size != 0,
 		.element = item.planes };
 	rc = dir_put_item(ss, &p, &item, &how, err);
-	*items += !rc && how == STORE_STORED;
-	*already += !rc && how == STORE_ALREADY;
+	p.replace = !rc && how == STORE_ALREADY && is_later(ss->d, f, &item);
+	if (p.replace)
+		rc = dir_put_item(ss, &p, &item, &how, err);
+	c->items += !rc && how == STORE_STORED;
+	c->already += !rc && how == STORE_ALREADY;
 out:
 	free(plain);
 	meta_free(b);
 	return rc;
 }
 
-int dir_import(const char *path, const struct store_options *o, int fd, const char *name, uint64_t *items,
-	uint64_t *already, struct ds_err *err)
+int dir_import(const char *path, const struct store_options *o, int fd, const char *name, struct dir_copied *c,
+	struct ds_err *err)
 {
 	struct frame_reader *r = NULL;
 	struct dir_session *ss = NULL;
@@ -416,14 +442,14 @@ int dir_import(const char *path, const struct store_options *o, int fd, const ch
 	struct frame *f;
 	int rc = frame_reader_new(&r, fd, name, o->max_frame, err);
 
-	*items = *already = 0;
+	*c = (struct dir_copied){ 0 };
 	while (!rc && ev != FRAME_EOF) {
 		rc = frame_reader_next(r, &ev, &f, err);
 		if (!rc && !s && ev == FRAME_BODY) /* a directory is made for a stream, not for something else */
 			rc = open_dir(path, o, &s, &ss, err);
 		if (rc || ev != FRAME_BODY || f->type == FRAME_HELLO || f->type == FRAME_END)
 			continue;
-		rc = import_item(ss, f, items, already, err);
+		rc = import_item(ss, f, c, err);
 		if (rc == DS_DATA)
 			err_prefix(err, "'%s': byte %" PRIu64, name, f->offset);
 	}

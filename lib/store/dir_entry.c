@@ -115,12 +115,25 @@ bool dir_lacks(void)
 	return errno == EMFILE || errno == ENFILE || errno == ENOMEM;
 }
 
+int file_at(int dir, const char *name, int flags, mode_t mode)
+{
+	int fd = openat(dir, name, flags | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, mode), why;
+	struct stat st;
+
+	if (fd < 0 || (flags & O_DIRECTORY) || (!fstat(fd, &st) && S_ISREG(st.st_mode)))
+		return fd;
+	why = S_ISDIR(st.st_mode) ? EISDIR : ENOTSUP;
+	close(fd);
+	errno = why;
+	return -1;
+}
+
 int dir_open_file(struct dir *d, const char *name, int flags)
 {
 	int fd;
 
 	do
-		fd = openat(d->fd, name, flags | O_CLOEXEC, 0666);
+		fd = file_at(d->fd, name, flags, 0666);
 	while (fd < 0 && (errno == EMFILE || errno == ENFILE) && dir_close_some(d));
 	return fd;
 }
@@ -134,9 +147,9 @@ int segment_fd(struct dir *d, struct segment *seg)
 	pthread_mutex_lock(&d->files);
 	fd = seg->fd;
 	while (fd < 0) {
-		fd = openat(d->fd, seg->name, (d->base.o.read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC);
+		fd = file_at(d->fd, seg->name, d->base.o.read_only ? O_RDONLY : O_RDWR, 0);
 		if (fd < 0 && (errno == EACCES || errno == EROFS))
-			fd = openat(d->fd, seg->name, O_RDONLY | O_CLOEXEC);
+			fd = file_at(d->fd, seg->name, O_RDONLY, 0);
 		if (fd >= 0)
 			__atomic_store_n(&seg->fd, fd, __ATOMIC_RELEASE);
 		else if ((errno != EMFILE && errno != ENFILE) || !close_idle(d))

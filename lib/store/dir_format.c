@@ -21,7 +21,7 @@ static const char title[] = "dsutils store ", version[] = "1\n";
 static int read_format(struct dir *d, struct ds_err *err)
 {
 	char text[80] = "", *end;
-	int fd = openat(d->fd, "format", O_RDONLY | O_CLOEXEC);
+	int fd = file_at(d->fd, "format", O_RDONLY, 0);
 	ssize_t n;
 
 	if (fd < 0 && errno == ENOENT)
@@ -77,7 +77,7 @@ static int write_format(struct dir *d, struct ds_err *err)
 	keyed_random(&d->secret, sizeof d->secret);
 	n = snprintf(text, sizeof text, "%s%s%016" PRIx64 "%016" PRIx64 "\n", title, version, d->secret.k[0],
 		d->secret.k[1]);
-	fd = openat(d->fd, "format.new", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	fd = file_at(d->fd, "format.new", O_WRONLY | O_CREAT | O_TRUNC, 0600);
 	bad = fd < 0 || write(fd, text, (size_t)n) != n || fsync(fd);
 	if (fd >= 0 && close(fd))
 		bad = 1;
@@ -116,7 +116,7 @@ int format_open(struct dir *d, struct ds_err *err)
 	}
 	if (faccessat(d->fd, "lock", F_OK, 0) && faccessat(d->fd, "format", F_OK, 0) && !is_empty(d))
 		return err_set(err, DS_CONFIG, "'%s' is no store, and not empty; name a directory of its own", d->path);
-	d->lock_fd = openat(d->fd, "lock", O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+	d->lock_fd = file_at(d->fd, "lock", O_RDWR | O_CREAT, 0666);
 	if (d->lock_fd < 0)
 		return err_errno(err, DS_CONFIG, "cannot make '%s/lock'", d->path);
 	rc = file_lock_until(d->lock_fd, LOCK_ALONE, time_mono_ns() + DIR_OPEN_WAIT_S * (int64_t)1000000000, d->path,

@@ -271,7 +271,10 @@ void segment_release(struct dir *d, struct segment *seg);
 int segment_fd(struct dir *d, struct segment *seg);
 /* Another process has removed it: what it has may have been replaced or deleted meanwhile. */
 bool segment_unlinked(int fd);
-/* openat in the directory (O_CLOEXEC, mode 0666); where descriptors run out, files that nobody uses now are closed. */
+/* openat in a store's directory: files alone, since others may hang (FIFOs, devices), or be elsewhere (links): ELOOP,
+ * EISDIR, ENOTSUP. */
+int file_at(int dir, const char *name, int flags, mode_t mode);
+/* The same in d; where descriptors run out, files that nobody uses now are closed. */
 int dir_open_file(struct dir *d, const char *name, int flags);
 /* errno says that descriptors or memory ran out: it tells nothing of the file. */
 bool dir_lacks(void);
@@ -421,8 +424,10 @@ void segment_remove(struct dir *d, struct segment *seg); /* its files */
 int segment_records(struct dir *d, struct segment *seg, struct idx *x, struct ds_err *err);
 
 bool entry_at_place(struct dir *d, const struct segment *seg, const struct idx_record *r, unsigned *asked);
-/* Its item is written anew to another segment.  DS_DATA: it is damaged; DS_NOINPUT: it cannot be read. */
-int segment_move(struct dir *d, struct segment *from, const struct idx_record *r, bool to_main, unsigned asked,
+/* Its item is written anew to another segment.  DS_DATA: it is damaged (check: its payload is looked at, too);
+ * DS_NOINPUT: it cannot be read. */
+struct move { bool to_main, check; unsigned asked; };
+int segment_move(struct dir *d, struct segment *from, const struct idx_record *r, const struct move *how,
 	struct ds_err *err);
 
 /* ---- the kind's operations ---- */

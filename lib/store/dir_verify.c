@@ -35,7 +35,7 @@ static int open_segment(const struct dir *d, const struct segment_id *id, char n
 	struct ds_err *err)
 {
 	segment_name(id, ".seg", name);
-	*fd = openat(d->fd, name, O_RDONLY | O_CLOEXEC);
+	*fd = file_at(d->fd, name, O_RDONLY, 0);
 	return *fd < 0 && errno != ENOENT ? err_errno(err, DS_IO, "cannot open '%s/%s'", d->path, name) : 0;
 }
 

@@ -114,14 +114,14 @@ bool entry_at_place(struct dir *d, const struct segment *seg, const struct idx_r
 	return is;
 }
 
-int segment_move(struct dir *d, struct segment *from, const struct idx_record *r, bool to_main, unsigned asked,
+int segment_move(struct dir *d, struct segment *from, const struct idx_record *r, const struct move *how,
 	struct ds_err *err)
 {
 	static const char *const padding[] = { "_", NULL };
 	uint64_t n = ((uint64_t)r->front + r->data) * INDEX_UNIT, at = (uint64_t)r->offset * INDEX_UNIT;
 	uint8_t *p = tools_room(&d->tools.a, &d->tools.a_cap, (size_t)n);
 	int fd = segment_fd(d, from), rc;
-	struct append a = { .iovs = 1, .asked = asked };
+	struct append a = { .iovs = 1, .asked = how->asked };
 	struct rivals rivals = { .known = { from, r->offset, r->front } };
 	struct segment *to;
 	struct iovec iov;
@@ -136,8 +136,10 @@ int segment_move(struct dir *d, struct segment *from, const struct idx_record *r
 		rc = store_item_get(&f, &a.item, err);
 	if (!rc && !store_key_equal(&a.item.key, &r->key))
 		rc = err_set(err, DS_DATA, "another item lies there");
+	if (!rc && how->check)
+		rc = frame_check_payload(&f, err);
 	if (!rc)
-		rc = lane_for_move(d, to_main, n + FRAME_ALIGN, &to, err);
+		rc = lane_for_move(d, how->to_main, n + FRAME_ALIGN, &to, err);
 	if (rc)
 		return rc;
 	meta_reset(d->tools.meta);
@@ -185,6 +187,7 @@ static int move_wanted(struct dir *d, struct segment *seg, const struct idx *x, 
 	for (size_t i = 0; i < x->n && !rc; i++) {
 		const struct idx_record *r = &x->rec[i];
 		uint64_t n = ((uint64_t)r->front + r->data) * INDEX_UNIT;
+		struct move how = { .to_main = true };
 		unsigned asked = 0;
 		bool pinned;
 
@@ -195,7 +198,8 @@ static int move_wanted(struct dir *d, struct segment *seg, const struct idx *x, 
 		pthread_mutex_unlock(&d->pins);
 		if (!pinned && (!asked || n > *budget))
 			continue;
-		if (segment_move(d, seg, r, true, seg->id.main && asked ? asked - 1 : 0, err) && pinned)
+		how.asked = seg->id.main && asked ? asked - 1 : 0;
+		if (segment_move(d, seg, r, &how, err) && pinned)
 			rc = err_set(err, DS_TEMP, "what is pinned cannot be moved");
 		*budget -= n < *budget ? n : *budget;
 	}
