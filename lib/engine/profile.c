@@ -82,6 +82,14 @@ void profile_free(struct profile *p)
 	free(p);
 }
 
+void profile_add(struct profile *p, void (*put)(void *ctx, struct buf *text, struct jw *json), void *ctx)
+{
+	if (!p)
+		return;
+	p->add = put;
+	p->add_ctx = ctx;
+}
+
 int profile_finish(struct profile *p, bool failed, struct ds_err *err)
 {
 	struct trace *t;

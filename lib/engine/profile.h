@@ -16,6 +16,7 @@
 #ifndef DS_ENGINE_PROFILE_H
 #define DS_ENGINE_PROFILE_H
 
+#include "base/json.h"
 #include "engine/kv.h"
 #include "kernels/kernels.h"
 
@@ -47,6 +48,8 @@ int profile_watch(struct profile *p, struct kern_stream *s, const struct kv_pool
  * none), and ends the trace; the stream must still be there.  DS_IO where the trace could not be written. */
 int profile_finish(struct profile *p, bool failed, struct ds_err *err);
 void profile_free(struct profile *p); /* before the stream */
+/* What the statistics say besides, at their end: one of the two is not NULL.  p may be NULL. */
+void profile_add(struct profile *p, void (*put)(void *ctx, struct buf *text, struct jw *json), void *ctx);
 
 /* A step, or a pass of the draft layer, around stages. */
 void profile_step_begin(struct profile *p, bool draft, size_t rows, size_t segs);

@@ -15,6 +15,8 @@ struct open_stage {
 };
 
 struct profile {
+	void (*add)(void *ctx, struct buf *text, struct jw *json); /* profile_add, or NULL */
+	void *add_ctx;
 	struct profile_options o;
 	struct trace *trace;
 	struct kern_stream *s;

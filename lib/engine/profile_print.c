@@ -119,6 +119,8 @@ static void table(const struct profile *p, const struct limits *l, int64_t run_n
 			"%llu step%s of others\n", (unsigned long long)s->transfers, (double)s->transfer_bytes * 1e-6,
 			(double)s->transfer_ns * 1e-6, 100 * hidden(s), (unsigned long long)s->attended,
 			plural(s->attended));
+	if (p->add)
+		p->add(p->add_ctx, b, NULL);
 }
 
 /* ---- JSON ---- */
@@ -194,6 +196,8 @@ static void object(const struct profile *p, const struct limits *l, int64_t run_
 		whole(&w, "transfer_ns", (uint64_t)s->transfer_ns);
 		real(&w, "transfer_hidden", hidden(s));
 	}
+	if (p->add)
+		p->add(p->add_ctx, NULL, &w);
 	jw_obj_end(&w);
 	jw_obj_end(&w);
 	buf_str(b, "\n");

@@ -7,26 +7,28 @@
 #include "frame/diff.h"
 
 /* Times differ always; padding and hashes follow from the rest; tensors are compared as such.  What drafts did (mtp)
- * tells how an answer was made, not what it is. */
-static bool skip_key(const char *key, size_t n)
+ * and what caches had (usage.hit, usage.miss) tell how an answer was made, not what it is. */
+static bool skip_key(const char *in, const char *key, size_t n)
 {
 	static const char *const keys[] = { "_", "xxh", "tensors", "mtp" };
 
 	for (size_t i = 0; i < ARRAY_LEN(keys); i++)
 		if (strlen(keys[i]) == n && memcmp(keys[i], key, n) == 0)
 			return true;
+	if (strcmp(in, "usage") == 0 && ((n == 3 && !memcmp(key, "hit", n)) || (n == 4 && !memcmp(key, "miss", n))))
+		return true;
 	return n > 3 && memcmp(key + n - 3, "_ns", 3) == 0;
 }
 
 /* What the walk over tokens has compared already. */
-static bool skip_token_key(const char *key, size_t n)
+static bool skip_token_key(const char *in, const char *key, size_t n)
 {
 	static const char *const keys[] = { "index", "id", "logprob", "choice" };
 
 	for (size_t i = 0; i < ARRAY_LEN(keys); i++)
 		if (strlen(keys[i]) == n && memcmp(keys[i], key, n) == 0)
 			return true;
-	return skip_key(key, n);
+	return skip_key(in, key, n);
 }
 
 /* A difference of log-probabilities is a relative one of probabilities, so tol is for it as it is. */
@@ -54,7 +56,7 @@ static bool near_number(void *ctx, const char *path, double a, double b)
 
 struct place { uint64_t at; uint32_t len; };
 
-static int meta_pair(struct diff *d, const struct place at[2], bool (*skip)(const char *, size_t),
+static int meta_pair(struct diff *d, const struct place at[2], bool (*skip)(const char *, const char *, size_t),
 	struct meta_difference *out, bool *differs, struct ds_err *err)
 {
 	struct meta_compare how = { .skip = skip, .near = near_number, .ctx = d };

@@ -127,7 +127,8 @@ static bool keys_differ(const struct walk *w, const msgpack_object *a, const msg
 		int put;
 		size_t next;
 
-		if ((w->how->skip && w->how->skip(key->ptr, key->size)) || (swapped && other))
+		text[path] = 0;
+		if ((w->how->skip && w->how->skip(text, key->ptr, key->size)) || (swapped && other))
 			continue;
 		if (find_key(a, key) != &kv->val) /* a key that comes twice: readers take the first */
 			continue;

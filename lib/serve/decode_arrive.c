@@ -74,7 +74,7 @@ static int add_group(struct decode *d, struct source *src, const struct frame *f
 	g->stream = f->stream;
 	g->lead = j;
 	g->open = 1;
-	g->done.usage.prompt = g->prompt;
+	g->done.usage.prompt = g->done.usage.miss = g->prompt; /* as far as it is known */
 	j->g = g;
 	TAILQ_INSERT_TAIL(&d->groups, g, link);
 	TAILQ_INSERT_TAIL(&d->jobs, j, link);

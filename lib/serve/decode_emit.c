@@ -58,7 +58,7 @@ void group_done(struct decode *d, struct group *g, const char *reason)
 	struct job *j = g->lead;
 
 	if (j && j->state == JOB_PROMPT)
-		done->usage = prompt_usage(&j->at, j->parked.bytes ? j->parked.length : j->kv.length);
+		done->usage = prompt_usage(&j->at);
 	TAILQ_FOREACH(j, &d->jobs, link)
 		if (j->g == g) {
 			snprintf(done->choices[j->choice].reason, sizeof(done->choices[0].reason), "%s", reason);

@@ -134,7 +134,7 @@ static size_t accept_all(struct decode *d, size_t n, size_t *running)
 
 static void start(struct decode *d, struct job *j, const struct prompt *p)
 {
-	j->g->done.usage = prompt_usage(p, p->count);
+	j->g->done.usage = prompt_usage(p);
 	group_start(d, j, p->hidden);
 }
 

@@ -113,12 +113,13 @@ void store_look(struct decode *d)
 	if (!d->w->store)
 		return;
 	kv_client_rung(d->w->store);
-	d->w->store_waits = kv_client_holds(d->w->store);
+	d->w->store_waits = false;
 	for (j = TAILQ_FIRST(&d->jobs); j; j = next) {
 		next = TAILQ_NEXT(j, link); /* its request has no other */
 		if (j->state == JOB_PROMPT && look(d, j, &full, &why))
 			group_fail(d, j->g, &why);
 	}
+	d->w->store_waits |= kv_client_holds(d->w->store); /* also what was given up just now */
 }
 
 int store_prompt(struct decode *d, struct job *j, struct ds_err *err)

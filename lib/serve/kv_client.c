@@ -14,6 +14,7 @@
 
 #define PAUSE_LEAST_NS ((int64_t)500000000) /* until a store that failed is tried again, */
 #define PAUSE_MOST_NS ((int64_t)30000000000) /* and again, twice as long each time */
+#define COMING_NS ((int64_t)20000000)        /* between attempts to reach one that may be starting */
 
 enum { LATE_MOST = 3 };
 
@@ -24,7 +25,7 @@ int64_t kv_longer(int64_t pause)
 	return pause < PAUSE_LEAST_NS ? PAUSE_LEAST_NS : 2 * pause < PAUSE_MOST_NS ? 2 * pause : PAUSE_MOST_NS;
 }
 
-void kv_failed(struct kv_client *c, const struct ds_err *why)
+void kv_failed(struct kv_client *c, const struct ds_err *why, const struct store_key *got)
 {
 	int64_t now = time_mono_ns();
 	bool news, ending, again;
@@ -36,6 +37,14 @@ void kv_failed(struct kv_client *c, const struct ds_err *why)
 	c->pause_ns = again ? kv_longer(c->pause_ns) : PAUSE_LEAST_NS;
 	c->retry_ns = time_mono_ns() + c->pause_ns;
 	c->lost = true;
+	if (got) {
+		c->get_failed = true;
+		c->get_key = *got;
+	}
+	if (why->code != DS_UNAVAILABLE && c->unmet) { /* it is there, and silent */
+		c->unmet = false;
+		pthread_cond_signal(&c->writes_wake);
+	}
 	c->n.losses += news && !ending;
 	pthread_cond_signal(&c->asks_wake); /* who tries again */
 	pthread_mutex_unlock(&c->lock);
@@ -49,20 +58,51 @@ void kv_well(struct kv_client *c)
 
 	pthread_mutex_lock(&c->lock);
 	news = c->lost;
-	c->lost = false;
+	c->lost = c->unmet = c->get_failed = false;
 	if (news)
 		c->back_ns = time_mono_ns();
+	pthread_cond_signal(&c->writes_wake); /* what was kept for it */
 	pthread_mutex_unlock(&c->lock);
 	if (news)
 		log_msg(LOG_WARN, "--kv '%s' is back", c->o.addr);
 }
 
-void kv_timed(struct kv_client *c, const struct kv_ask *a, bool late)
+void kv_met(struct kv_client *c)
+{
+	bool first;
+
+	pthread_mutex_lock(&c->lock);
+	first = c->unmet;
+	pthread_mutex_unlock(&c->lock);
+	if (first)
+		kv_well(c);
+}
+
+bool kv_may_come(struct kv_client *c, int rc)
+{
+	int64_t now = time_mono_ns();
+	bool yes;
+
+	pthread_mutex_lock(&c->lock);
+	if (!c->meet_by_ns)
+		c->meet_by_ns = now + c->o.timeout_ns;
+	yes = rc == DS_UNAVAILABLE && c->unmet && !c->lost && !c->stop && now + COMING_NS < c->meet_by_ns &&
+		!(c->flushing && now + COMING_NS >= c->flush_until);
+	pthread_mutex_unlock(&c->lock);
+	if (yes)
+		nanosleep(&(struct timespec){ .tv_nsec = COMING_NS }, NULL);
+	return yes;
+}
+
+void kv_timed(struct kv_client *c, struct kv_ask *a, bool late)
 {
 	bool was, is;
 
 	pthread_mutex_lock(&c->lock);
-	was = c->slow;
+	was = is = c->slow;
+	if (a->timed)
+		goto out;
+	a->timed = true;
 	if (a->trial)
 		c->trying = false;
 	if (late && (a->trial || (!c->slow && ++c->late_row >= LATE_MOST))) {
@@ -74,6 +114,7 @@ void kv_timed(struct kv_client *c, const struct kv_ask *a, bool late)
 		c->slow &= !a->trial;
 	}
 	is = c->slow;
+out:
 	pthread_mutex_unlock(&c->lock);
 	if (is && !was)
 		log_msg(LOG_WARN, "--kv '%s' is slow: %d prompts in a row waited for --kv-timeout; it is left "
@@ -99,7 +140,7 @@ struct store_session *kv_session(struct kv_client *c, struct store_session **ss)
 	if (*ss)
 		return *ss;
 	if (store_begin(&made, c->store, &err)) {
-		kv_failed(c, &err);
+		kv_failed(c, &err, NULL);
 		return NULL;
 	}
 	pthread_mutex_lock(&c->lock);
@@ -226,6 +267,7 @@ int kv_client_open(struct kv_client **out, const struct kv_client_options *o, st
 		return err_nomem(err, sizeof(*c), "--kv");
 	c->o = *o;
 	c->epoll = c->bell = c->timer = -1;
+	c->unmet = true;
 	c->root = block_root(&o->layout);
 	c->pages = (size_t)o->layout.tokens / KV_BLOCK;
 	TAILQ_INIT(&c->asks);
@@ -265,7 +307,8 @@ void kv_client_flush(struct kv_client *c, int64_t until)
 	c->flushing = true;
 	c->flush_until = until;
 	hurry(c);
-	while (c->writing && !c->lost)
+	pthread_cond_signal(&c->writes_wake); /* a store that was not there yet may be now */
+	while (c->writing && (!c->lost || c->unmet))
 		if (pthread_cond_timedwait(&c->written, &c->lock, &t) == ETIMEDOUT)
 			break;
 	pthread_mutex_unlock(&c->lock);
@@ -339,11 +382,11 @@ void kv_client_state(struct kv_client *c, struct jw *out)
 	pthread_mutex_unlock(&c->lock);
 }
 
-void kv_client_report(struct kv_client *c)
+void kv_client_report(struct kv_client *c, struct buf *out)
 {
 	pthread_mutex_lock(&c->lock);
-	log_msg(LOG_WARN, "kv store: %llu prompts looked up; %llu blocks found, %llu fetched, %llu wrong, %llu "
-		"missing; %llu written, %llu there already, %llu not written; %llu too late, lost %llu times",
+	buf_printf(out, "kv store: %llu prompts looked up; %llu blocks found, %llu fetched, %llu wrong, %llu "
+		"missing; %llu written, %llu there already, %llu not written; %llu too late, lost %llu times\n",
 		(unsigned long long)c->n.asks, (unsigned long long)c->n.found, (unsigned long long)c->n.fetched,
 		(unsigned long long)c->n.wrong, (unsigned long long)c->n.missing, (unsigned long long)c->n.written,
 		(unsigned long long)c->n.already, (unsigned long long)c->n.dropped, (unsigned long long)c->n.late,

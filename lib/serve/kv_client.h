@@ -95,6 +95,6 @@ void kv_put_prompt(struct kv_client *c, const struct kv_ask *a, const struct kv_
 /* Memory of the pool is held for what was given up; the bell rings when it is free. */
 bool kv_client_holds(const struct kv_client *c);
 void kv_client_state(struct kv_client *c, struct jw *out); /* of stage_ops.state: a key "kv_store" */
-void kv_client_report(struct kv_client *c);                /* --stats: a line on stderr */
+void kv_client_report(struct kv_client *c, struct buf *out); /* the same as a line, for --stats */
 
 #endif

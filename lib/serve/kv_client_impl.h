@@ -38,6 +38,7 @@ struct kv_ask {
 	bool short_of;             /* that block did not come, though the store said that it is there */
 	bool late;                 /* its fetch was cut short by the deadline */
 	bool trial;                /* of a store that is slow: whether it still is */
+	bool timed;                /* kv_timed knows how it ended */
 	bool wrong;                /* the block behind the last that arrived is not what its key says */
 	struct kv_seq hold;        /* the stage's: what keeps the pages from others */
 };
@@ -81,6 +82,10 @@ struct kv_client {
 	bool refuses;              /* the last block that was put: full, or it cannot write */
 	bool lost;                 /* it failed, and is tried again at retry_ns */
 	int64_t retry_ns, pause_ns, back_ns; /* back_ns: when it was found well again */
+	bool unmet;                /* it has not answered yet: it may be starting */
+	int64_t meet_by_ns;        /* until when that is no loss; 0: it was not tried */
+	bool get_failed;           /* it is not well before a get of this is answered: */
+	struct store_key get_key;
 	int64_t put_retry_ns, put_pause_ns; /* puts were late: none until then */
 	bool slow, trying;         /* prompts are not asked for, but for one at a time from slow_until_ns on */
 	unsigned late_row;         /* asks in a row that were late */
@@ -95,11 +100,16 @@ void kv_reap(struct kv_client *c);
 void kv_write_free(struct kv_write *w);
 /* The pause after one of so long that was in vain. */
 int64_t kv_longer(int64_t pause);
-/* Fails or not: said once on stderr. */
-void kv_failed(struct kv_client *c, const struct ds_err *why);
+/* Fails or not: said once on stderr.  got: the key of a get that failed, else NULL. */
+void kv_failed(struct kv_client *c, const struct ds_err *why, const struct store_key *got);
 void kv_well(struct kv_client *c);
-/* An ask has ended.  Where several in a row were late the store is left alone for a while, then tried by one. */
-void kv_timed(struct kv_client *c, const struct kv_ask *a, bool late);
+/* It answered. */
+void kv_met(struct kv_client *c);
+/* A call that failed (rc) is to be made again: the store may be starting.  Waits a little before it says so. */
+bool kv_may_come(struct kv_client *c, int rc);
+/* An ask has ended, or its fetch is late.  Where several in a row were late the store is left alone for a while, then
+ * tried by one. */
+void kv_timed(struct kv_client *c, struct kv_ask *a, bool late);
 void kv_ring(struct kv_client *c);
 /* The session of a thread, *ss, which ends as soon as the client does; NULL: an error, which was said. */
 struct store_session *kv_session(struct kv_client *c, struct store_session **ss);

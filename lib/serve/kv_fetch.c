@@ -22,8 +22,15 @@ static void chain(struct kv_ask *a, size_t from)
 static int has(struct kv_ask *a, struct store_session *ss, const struct store_key *keys, size_t n, uint8_t *here,
 	size_t *prefix, struct ds_err *err)
 {
-	store_deadline(ss, time_mono_ns() + a->c->o.timeout_ns);
-	return store_has(ss, keys, n, here, prefix, err);
+	int rc;
+
+	do {
+		store_deadline(ss, time_mono_ns() + a->c->o.timeout_ns);
+		rc = store_has(ss, keys, n, here, prefix, err);
+	} while (rc && kv_may_come(a->c, rc));
+	if (!rc)
+		kv_met(a->c);
+	return rc;
 }
 
 /* The block behind the last found one, made by decode from some token of it on; the later the better. */
@@ -184,6 +191,14 @@ static void forget(struct kv_ask *a, struct store_session *ss)
 	store_del(ss, &a->keys[a->arrived], &was, &err);
 }
 
+/* The next loss is a new one. */
+static void blocks_came(struct kv_client *c)
+{
+	pthread_mutex_lock(&c->lock);
+	c->back_ns = 0;
+	pthread_mutex_unlock(&c->lock);
+}
+
 /* Who answered what it has, and does not give it in time, is slow, not lost: asking what it has would find it well each
  * time.  kv_timed leaves it alone, for longer and longer, until its blocks come in time.  What is busy is neither. */
 static int fetch(struct kv_ask *a, struct store_session *ss, struct ds_err *err)
@@ -198,11 +213,15 @@ static int fetch(struct kv_ask *a, struct store_session *ss, struct ds_err *err)
 	if (a->wrong && !rc)
 		forget(a, ss);
 	a->short_of |= !rc && got < a->found - a->first;
+	if (!rc && got)
+		blocks_came(a->c);
 	if (rc != DS_TEMP || (a->arrived == a->first && time_mono_ns() < until))
 		return rc;
 	pthread_mutex_lock(&a->c->lock);
 	a->late = time_mono_ns() >= until;
 	pthread_mutex_unlock(&a->c->lock);
+	if (a->late)
+		kv_timed(a->c, a, true); /* at once, not when its prompt ends */
 	return 0;
 }
 
@@ -268,7 +287,7 @@ static bool is_lost(struct kv_client *c)
 }
 
 /* What is cut short since nothing is asked any more says nothing of the store. */
-static void failed(struct kv_client *c, const struct ds_err *why)
+static void failed(struct kv_client *c, const struct ds_err *why, const struct store_key *got)
 {
 	bool ending;
 
@@ -276,7 +295,7 @@ static void failed(struct kv_client *c, const struct ds_err *why)
 	ending = c->flushing || c->stop;
 	pthread_mutex_unlock(&c->lock);
 	if (!ending)
-		kv_failed(c, why);
+		kv_failed(c, why, got);
 }
 
 static void work(struct kv_ask *a, struct store_session *ss)
@@ -288,20 +307,53 @@ static void work(struct kv_ask *a, struct store_session *ss)
 	well = !is_lost(a->c);
 	rc = !well ? 0 : looks ? look_up(a, ss, &err) : fetch(a, ss, &err);
 	if (rc)
-		failed(a->c, &err);
+		failed(a->c, &err, looks ? NULL : &a->keys[a->arrived < a->found ? a->arrived : a->first]);
 	if (looks && (rc || !well))
 		a->found = 0;
 	over(a, looks && a->found ? KV_ASK_FOUND : KV_ASK_OVER, looks && well && !rc);
+}
+
+struct tried { void *memory; size_t size; };
+
+static void *place_tried(void *ctx, size_t i, const struct store_item *item)
+{
+	const struct tried *t = ctx;
+
+	(void)i;
+	return item->size <= t->size ? t->memory : NULL;
+}
+
+static bool done_tried(void *ctx, size_t i)
+{
+	(void)ctx;
+	(void)i;
+	return false;
+}
+
+/* Where a get failed: that it knows what it has says nothing. */
+static int try_get(struct kv_client *c, struct store_session *ss, struct ds_err *err)
+{
+	struct tried t = { mem_array(c->stored_bytes, 1), c->stored_bytes };
+	struct store_sink sink = { .ctx = &t, .place = place_tried, .done = done_tried };
+	size_t got;
+	int rc = t.memory ? store_get(ss, &c->get_key, 1, &sink, &got, err) : err_nomem(err, t.size, "a block");
+
+	free(t.memory);
+	return rc;
 }
 
 static void try_again(struct kv_client *c, struct store_session *ss)
 {
 	struct ds_err err;
 	size_t prefix;
+	int rc;
 
 	store_deadline(ss, time_mono_ns() + c->o.timeout_ns);
-	if (store_has(ss, &c->root, 1, NULL, &prefix, &err))
-		failed(c, &err);
+	rc = store_has(ss, &c->root, 1, NULL, &prefix, &err);
+	if (!rc && c->get_failed)
+		rc = try_get(c, ss, &err);
+	if (rc)
+		failed(c, &err, NULL);
 	else
 		kv_well(c);
 }

@@ -108,7 +108,7 @@ static bool count_in(struct kv_client *c)
 	bool ok;
 
 	pthread_mutex_lock(&c->lock);
-	ok = !c->lost && !c->stop && c->write_bytes + c->block_bytes <= c->o.write_bytes;
+	ok = (!c->lost || c->unmet) && !c->stop && c->write_bytes + c->block_bytes <= c->o.write_bytes;
 	if (ok) {
 		c->write_bytes += c->block_bytes;
 		c->writing++;
@@ -203,7 +203,7 @@ static size_t next(struct kv_client *c, struct kv_write **w)
 	size_t n = 0;
 
 	pthread_mutex_lock(&c->lock);
-	while (!c->stop && STAILQ_EMPTY(&c->writes))
+	while (!c->stop && (STAILQ_EMPTY(&c->writes) || (c->lost && c->unmet && !c->flushing)))
 		pthread_cond_wait(&c->writes_wake, &c->lock);
 	while (!c->stop && n < PUT_KEYS && (w[n] = STAILQ_FIRST(&c->writes)) != NULL) {
 		STAILQ_REMOVE_HEAD(&c->writes, link);
@@ -285,7 +285,7 @@ static bool lost(struct kv_client *c)
 	bool yes;
 
 	pthread_mutex_lock(&c->lock);
-	yes = c->lost || time_mono_ns() < c->put_retry_ns;
+	yes = (c->lost && !(c->unmet && c->flushing)) || time_mono_ns() < c->put_retry_ns;
 	pthread_mutex_unlock(&c->lock);
 	return yes;
 }
@@ -305,11 +305,42 @@ static int look(struct kv_client *c, struct store_session *ss, struct kv_write *
 		if (w[i]->doubted && !store_doubt(ss, &keys[i]))
 			w[i]->again = true;
 	}
-	set_deadline(c, ss);
-	rc = store_has(ss, keys, n, here, &prefix, err);
+	do {
+		set_deadline(c, ss);
+		rc = store_has(ss, keys, n, here, &prefix, err);
+	} while (rc && kv_may_come(c, rc));
 	for (size_t i = 0; i < n; i++)
 		here[i] &= !w[i]->again;
+	if (!rc)
+		kv_met(c);
 	return rc;
+}
+
+/* One that was not there at the end either is not waited for any more. */
+static void not_there(struct kv_client *c)
+{
+	pthread_mutex_lock(&c->lock);
+	c->unmet &= !c->flushing;
+	pthread_mutex_unlock(&c->lock);
+}
+
+static void write_failed(struct kv_client *c, const struct ds_err *why)
+{
+	not_there(c);
+	kv_failed(c, why, NULL);
+}
+
+/* One that has not been there yet may come, up to the end: then they are written. */
+static bool keep(struct kv_client *c, struct kv_write *const *w, size_t n)
+{
+	bool yes;
+
+	pthread_mutex_lock(&c->lock);
+	yes = c->lost && c->unmet && !c->flushing && !c->stop;
+	while (yes && n-- > 0)
+		STAILQ_INSERT_HEAD(&c->writes, w[n], link);
+	pthread_mutex_unlock(&c->lock);
+	return yes;
 }
 
 static void write_some(struct kv_client *c, struct store_session *ss, struct kv_write **w, size_t n,
@@ -320,14 +351,16 @@ static void write_some(struct kv_client *c, struct store_session *ss, struct kv_
 	int rc = ss && !lost(c) ? look(c, ss, w, n, here, &err) : 0;
 
 	if (rc)
-		kv_failed(c, &err);
+		write_failed(c, &err);
+	if (ss && keep(c, w, n))
+		return;
 	for (size_t i = 0; i < n; i++) {
 		uint64_t *outcome = here[i] ? &c->n.already : &c->n.dropped;
 
 		if (!here[i] && ss && !lost(c)) {
 			rc = put(c, ss, w[i], stored, b, &outcome, &err);
 			if (rc)
-				kv_failed(c, &err);
+				write_failed(c, &err);
 		}
 		if (!here[i] && (rc || !ss || lost(c)))
 			c->dropped_ns = time_mono_ns();

@@ -199,7 +199,7 @@ static int cancel(struct prefill *p, struct source *src, const struct frame *f)
 		return 0;
 	}
 	snprintf(done.id, sizeof(done.id), "%s", j->request.id);
-	done.usage = prompt_usage(&j->prompt, j->kv.length);
+	done.usage = prompt_usage(&j->prompt);
 	meta_reset(p->meta);
 	done_put(p->meta, &done);
 	stage_send(j->src, FRAME_DONE, f->stream, p->meta, NULL, 0, false);

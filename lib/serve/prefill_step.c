@@ -167,7 +167,7 @@ static void activate(struct prefill *p)
 	size_t ahead = 0;
 	struct ds_err why;
 
-	p->w->store_waits = p->w->store && kv_client_holds(p->w->store);
+	p->w->store_waits = false;
 	for (; j && (turn = turn && step_has_room(p), turn || (p->w->store && ahead < AHEAD)); j = next) {
 		next = TAILQ_NEXT(j, link);
 		if (prepare(p, j, turn, &full, &why)) {
@@ -182,6 +182,7 @@ static void activate(struct prefill *p)
 				return;
 		}
 	}
+	p->w->store_waits |= p->w->store && kv_client_holds(p->w->store); /* also what was given up just now */
 }
 
 static size_t fill_step(struct prefill *p)
@@ -211,7 +212,7 @@ static void finish(struct prefill *p, struct job *j)
 	struct prefilled *r = &j->result;
 
 	r->position = j->prompt.count;
-	r->usage = prompt_usage(&j->prompt, j->prompt.count);
+	r->usage = prompt_usage(&j->prompt);
 	r->prefill_ns = (uint64_t)(time_mono_ns() - j->began_ns);
 	prompt_publish(p->w, &j->prompt);
 	TAILQ_REMOVE(&p->active, j, link);

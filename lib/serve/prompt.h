@@ -41,10 +41,10 @@ int prompt_begin(struct work *w, struct prompt *p, struct ds_err *err);
 void prompt_reset(struct work *w, struct prompt *p);
 void prompt_end(struct prompt *p);
 static inline size_t prompt_left(const struct prompt *p) { return p->count - p->kv->length; }
-/* What has been done of it: `length` of its tokens. */
-static inline struct usage prompt_usage(const struct prompt *p, size_t length)
+/* Also of one that ends early: what was found to be there so far; all else would be computed. */
+static inline struct usage prompt_usage(const struct prompt *p)
 {
-	return (struct usage){ .prompt = p->count, .hit = p->hit, .miss = length - p->hit };
+	return (struct usage){ .prompt = p->count, .hit = p->hit, .miss = p->count - p->hit };
 }
 /* Its next `rows` tokens as a segment; logits are wanted of the prompt's last.  name: the request's. */
 struct segment prompt_segment(const struct prompt *p, size_t rows, uint64_t stream, const char *name);

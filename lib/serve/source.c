@@ -399,17 +399,17 @@ static bool any_blocked(const struct stage *st)
 	return false;
 }
 
-/* Work is held for a source whose input is over, but there is nothing left to do: its requests came in part only. */
+/* What is held for a source whose input is over came in part only, and nothing is left to do that could end it.  Where
+ * all came whole it waits, for room that others have, or for a store. */
 static void stuck(struct source *src)
 {
 	struct stage *st = src->st;
 	struct ds_err why;
 
 	if (!src->input_done || !src->holds || st->busy || src->routes || any_blocked(st) ||
-	    (st->ops->waits && st->ops->waits(st->cfg->ctx)))
+	    (st->ops->waits && st->ops->waits(st->cfg->ctx)) ||
+	    !st->ops->incomplete || !st->ops->incomplete(st->cfg->ctx, src))
 		return;
-	if (st->service && st->ops->incomplete && !st->ops->incomplete(st->cfg->ctx, src))
-		return; /* it waits for room that others have */
 	if (!src->input_bad) {
 		err_set(&why, DS_DATA, "'%s' ended, but %zu of its requests came in part only", src->name, src->holds);
 		source_fail(src, &why);

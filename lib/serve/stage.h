@@ -105,8 +105,8 @@ struct stage_ops {
 	 * itself. */
 	void (*drain)(void *ctx);
 	/* True where a request of src is held whose frames have come in part only.  Such a source is truncated where
-	 * its input is over, and dropped where it is a connection that stays silent for --peer-timeout.  NULL: what is
-	 * held for a source whose input is over counts as partial when there is nothing else to do. */
+	 * its input is over and nothing else is to be done, and dropped where it is a connection that stays silent for
+	 * --peer-timeout.  NULL: each request is one frame, so what is held came whole. */
 	bool (*incomplete)(void *ctx, struct source *src);
 	/* SIGUSR1: state as JSON to stderr (may be NULL). */
 	void (*state)(void *ctx);
@@ -146,8 +146,7 @@ int stage_error(struct source *src, uint64_t stream, const char *id, bool retrya
 int stage_write(struct source *src, const void *p, size_t n);
 /* The program still has work for src: END goes out only when every hold is released.  A source whose input is over
  * fails with DS_DATA when step says that it has nothing to do, nothing is blocked, no answer of this source is awaited
- * from downstream, and `incomplete` says that what is held came in part only (without that callback: when anything
- * is held). */
+ * from downstream, and `incomplete` says that what is held came in part only. */
 void source_hold(struct source *src);
 void source_release(struct source *src);
 /* The output of src takes no more now: do not produce for it. */

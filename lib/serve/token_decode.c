@@ -493,8 +493,16 @@ static void decode_gone(void *ctx, struct source *src, bool complete)
 	}
 }
 
+/* An answer is held until its last frame. */
+static bool decode_incomplete(void *ctx, struct source *src)
+{
+	(void)ctx;
+	(void)src;
+	return true;
+}
+
 static const struct stage_ops decode_ops = { .frame = decode_frame, .hello = decode_hello,
-	.unanswered = decode_unanswered, .gone = decode_gone };
+	.unanswered = decode_unanswered, .gone = decode_gone, .incomplete = decode_incomplete };
 
 int token_decode(struct tokenizing *x, const struct stage_config *stage, struct ds_err *err)
 {

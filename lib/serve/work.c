@@ -245,6 +245,14 @@ static void release_stdout(void)
 	}
 }
 
+static void store_figures(void *store, struct buf *text, struct jw *json)
+{
+	if (json)
+		kv_client_state(store, json);
+	else
+		kv_client_report(store, text);
+}
+
 /* What waits to be written has as long as running requests have; a signal that the run's end no longer heeds ends it.
  */
 static void finish_store(struct work *w, bool stats)
@@ -257,7 +265,7 @@ static void finish_store(struct work *w, bool stats)
 	signal(SIGTERM, term);
 	signal(SIGINT, interrupt);
 	if (stats)
-		kv_client_report(w->store);
+		profile_add(w->profile, store_figures, w->store);
 }
 
 static struct work *of(void *ctx)

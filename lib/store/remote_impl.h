@@ -21,6 +21,7 @@ struct remote {
 	bool fds;              /* descriptors can be passed, and are wanted */
 	pthread_mutex_t lock;  /* of what follows: a peer that is not there is not tried by everybody all the time */
 	int64_t again_ns, pause_ns;
+	bool met;              /* it was there once */
 	struct ds_err why;
 };
 

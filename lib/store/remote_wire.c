@@ -19,6 +19,7 @@
 #define PATIENCE_NS ((int64_t)60000000000) /* without a deadline: nothing moves for so long */
 #define PAUSE_NS ((int64_t)50000000)       /* first, before an absent peer is tried again; twice as long each time */
 #define PAUSE_MAX_NS ((int64_t)2000000000)
+#define PAUSE_NEW_NS ((int64_t)15000000)   /* before one is that may just be starting, too */
 
 /* ---- waiting ---- */
 
@@ -81,7 +82,7 @@ static int absent(struct remote_session *ss, struct ds_err *err)
 	struct remote *r = ss->r;
 
 	pthread_mutex_lock(&r->lock);
-	r->pause_ns = r->pause_ns ? 2 * r->pause_ns : PAUSE_NS;
+	r->pause_ns = !r->met ? PAUSE_NEW_NS : r->pause_ns ? 2 * r->pause_ns : PAUSE_NS;
 	if (r->pause_ns > PAUSE_MAX_NS)
 		r->pause_ns = PAUSE_MAX_NS;
 	r->again_ns = time_mono_ns() + r->pause_ns;
@@ -108,6 +109,7 @@ static void present(struct remote *r)
 {
 	pthread_mutex_lock(&r->lock);
 	r->again_ns = r->pause_ns = 0;
+	r->met = true;
 	pthread_mutex_unlock(&r->lock);
 }
 

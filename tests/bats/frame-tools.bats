@@ -327,8 +327,13 @@ stream += 127 if stream else 0'
 	edit kv "$T/times" 'for k in list(meta):
 	    if k.endswith("_ns"): meta[k] = 1'
 	run -0 limited ds-frame diff kv "$T/times"
-	edit kv "$T/usage" 'if kind == 4: meta["usage"]["hit"] = 1'
-	OPTIONS='' differ kv "$T/usage" "* prefilled of m0: 'usage.hit' is 0 in kv, 1 in"
+	edit kv "$T/usage" 'if kind == 4: meta["usage"]["prompt"] = 1'
+	OPTIONS='' differ kv "$T/usage" "* prefilled of m0: 'usage.prompt' is"
+	# what caches had of it says nothing of the answer
+	edit kv "$T/hits" 'if kind == 4: meta["usage"].update(hit=1, miss=meta["usage"]["prompt"] - 1)'
+	run -0 limited ds-frame diff kv "$T/hits"
+	edit kv "$T/named" 'if kind == 4: meta["hit"] = 1'
+	OPTIONS='' differ kv "$T/named" "* prefilled of m0: 'hit'"
 	edit kv "$T/prompt" 'if kind == 2: data[4] ^= 1'
 	OPTIONS='--tol 1' differ kv "$T/prompt" '* request.tokens'
 	edit kv "$T/rows" 'if kind == 3 and meta["first"] == 0: data[0] ^= 1'

@@ -60,6 +60,35 @@ same() {
 	done
 }
 
+# The fault: both started together, the first run computed all without the store and wrote nothing to it.
+@test "a store that is started just after its client: the first run writes to it, the second hits" {
+	for program in ds-prefill ds-decode; do
+		rm -rf late kv.sock
+		mkdir late
+		(sleep 0.3 && exec timeout "$LIMIT" ds-kvstore -l unix:kv.sock --dir late) 2>/dev/null 3>&- &
+		pid=$!
+		limited "$program" -m "$DS_MODEL" --kv unix:kv.sock --kv-timeout 10s mix >/dev/null 2>said
+		[ ! -s said ]
+		limited ds-prefill -m "$DS_MODEL" --kv unix:kv.sock mix >kv
+		"$PYTHON" "$TALK" hits kv | awk '$3 != int(($2 - 1) / 64) * 64 { bad = 1 } END { exit bad }'
+		kill "$pid"
+		wait "$pid"
+	done
+}
+
+@test "blocks that are still to be written at the end are offered once more, to a store that has come meanwhile" {
+	mkdir late
+	mkfifo go
+	(read -r _ <go && exec timeout "$LIMIT" ds-kvstore -l unix:kv.sock --dir late) 2>/dev/null 3>&- &
+	pid=$!
+	# the input's end comes when the store is there, and long before it is tried again
+	(cat mix && sleep 1.7 && echo >go && sleep 0.5) | limited ds-prefill -m "$DS_MODEL" --kv unix:kv.sock --kv-timeout 50ms >/dev/null
+	limited ds-prefill -m "$DS_MODEL" --kv unix:kv.sock mix >kv
+	"$PYTHON" "$TALK" hits kv | awk '$3 != int(($2 - 1) / 64) * 64 { bad = 1 } END { exit bad }'
+	kill "$pid"
+	wait "$pid"
+}
+
 # within MS COMMAND...: it takes no longer, whatever it exits with.
 within() {
 	local begin ms=$1
@@ -67,6 +96,36 @@ within() {
 	begin=$(date +%s%N)
 	"$@" >/dev/null 2>&1 || true
 	[ $((($(date +%s%N) - begin) / 1000000)) -lt "$ms" ]
+}
+
+# The fault: memory that a fetch still held which had just been given up; no room, nothing to do: "in part only".
+@test "a prompt that needs all memory waits for what its own fetch holds, after that was given up" {
+	"$PYTHON" -c "import json; print(json.dumps({'id': 'all', 'ids': [7 * t % 900 + 3 for t in range(382)], 'max_tokens': 2}))" |
+		"$PYTHON" "$DSF" requests >all
+	limited ds-prefill -m "$DS_MODEL" all | "$PYTHON" "$TALK" handed /dev/stdin >all.want
+	limited ds-decode -m "$DS_MODEL" all | "$PYTHON" "$ANSWERS" table --no-hits - >all.answer
+	limited ds-prefill -m "$DS_MODEL" --kv dir:store all >/dev/null
+	store
+	wrong stops kv.sock 20000
+	MOST=(--kv "unix:wrong.sock?bytes" --kv-timeout 500ms --kv-memory 400K)
+	for cache in "" --no-prefix-cache; do
+		limited ds-prefill -m "$DS_MODEL" "${MOST[@]}" $cache all >kv
+		"$PYTHON" "$TALK" handed kv | cmp all.want -
+		limited ds-decode -m "$DS_MODEL" "${MOST[@]}" $cache all >answers
+		"$PYTHON" "$ANSWERS" table --no-hits answers | cmp all.answer -
+		for program in ds-prefill ds-decode; do
+			background "$program" -m "$DS_MODEL" -l unix:c.sock "${MOST[@]}" $cache
+			wait_socket c.sock
+			limited "$PYTHON" "$TALK" send c.sock <all >got
+			kill "$BG"
+			wait "$BG"
+			if [ "$program" = ds-prefill ]; then
+				"$PYTHON" "$TALK" handed got | cmp all.want -
+			else
+				"$PYTHON" "$ANSWERS" table --no-hits got | cmp all.answer -
+			fi
+		done
+	done
 }
 
 # The fault: an end waited for the call of the store that went on, and for the next one.

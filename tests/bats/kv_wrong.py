@@ -7,6 +7,7 @@
     kv_wrong.py SOCKET mixed STORE     passes to and fro what a ds-kvstore at STORE says, with random bits of its answers turned
     kv_wrong.py SOCKET slow STORE RATE the same unchanged, its answers at RATE bytes a second
     kv_wrong.py SOCKET takes STORE RATE  what it is told at RATE bytes a second
+    kv_wrong.py SOCKET stops STORE N   its answers up to the Nth byte of a connection, then nothing more
 """
 import os
 import random
@@ -45,6 +46,16 @@ def slowly(rate):
     return change
 
 
+def up_to(n):
+    left = [n]
+
+    def change(data):
+        data = data[:left[0]]
+        left[0] -= len(data)
+        return data
+    return change
+
+
 def between(c, store, change, told=lambda data: data):
     s = socket.socket(socket.AF_UNIX)
     s.connect(store)
@@ -69,6 +80,8 @@ def main():
             between(c, rest[0], turned(rng))
         elif mode == "slow":
             between(c, rest[0], slowly(float(rest[1])))
+        elif mode == "stops":
+            between(c, rest[0], up_to(int(rest[1])))
         elif mode == "takes":
             between(c, rest[0], lambda data: data, slowly(float(rest[1])))
         else:

@@ -68,7 +68,10 @@ for f in found: names(f)
 @test "the line about the store in --stats" {
 	printf '' | "$PYTHON" "$DS_ROOT/tests/bats/dsf.py" requests >none
 	for p in prefill decode; do
-		"ds-$p" -m "$DS_MODEL" --kv dir:store --stats <none >/dev/null 2>said
+		"ds-$p" -m "$DS_MODEL" --kv dir:store --stats --log-format json -q <none 2>said | cat >/dev/null
+		[ "$(wc -l <said)" -eq 1 ]
+		"$PYTHON" -c 'import json, sys; s = json.loads(sys.stdin.read())["stats"]["kv_store"]; assert s["asks"] == 0 and "missing_blocks" in s, s' <said
+		"ds-$p" -m "$DS_MODEL" --kv dir:store --stats -q <none >/dev/null 2>said
 		sed -n 's/.*kv store: //p' said | sed 's/[,;]/\n/g' | sed 's/ *[0-9]* *//; s/ [0-9]* times$//; s/^\(prompts\|blocks\) //' >words
 		[ "$(wc -l <words)" -eq 10 ]
 		col -b <"$DS_ROOT/man/ds-$p.1" | tr -s '\n ' '  ' >page

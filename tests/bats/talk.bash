@@ -23,6 +23,11 @@ serve() {
 	PID=$(pgrep -P "$SERVICE" ds-decode)
 }
 
+# tokens_in: what a service with --stats --log-format json has computed, after its end.
+tokens_in() {
+	grep -o '"tokens_in":[0-9]*' "$BG_ERR" | cut -d: -f2
+}
+
 stop() {
 	kill -TERM "$SERVICE"
 	wait "$SERVICE"

@@ -28,6 +28,7 @@ static struct {
 	struct held items[MOST];
 	size_t n;
 	bool fails, full;        /* each call does; puts do */
+	bool get_fails;          /* gets do */
 	bool busy;               /* a get that gives no more says so */
 	bool frozen;             /* gets and puts have no answer until their deadline */
 	int64_t deadline;
@@ -181,6 +182,10 @@ int store_get(struct store_session *ss, const struct store_key *keys, size_t n, 
 
 	(void)ss;
 	*got = 0;
+	pthread_mutex_lock(&st.lock);
+	if (st.get_fails)
+		rc = err_set(err, DS_UNAVAILABLE, "no get");
+	pthread_mutex_unlock(&st.lock);
 	if (rc || freeze(err) || frame_parser_new(&p, err))
 		return err->code;
 	for (; *got < n && find(&keys[*got]) && (!st.gives || *got < st.gives); ++*got) {
@@ -271,6 +276,13 @@ int store_del(struct store_session *ss, const struct store_key *key, bool *was, 
 	return counted(&st.dels, err);
 }
 
+TAP_USED static void set(bool *what, bool to)
+{
+	pthread_mutex_lock(&st.lock);
+	*what = to;
+	pthread_mutex_unlock(&st.lock);
+}
+
 /* ---- a stage ---- */
 
 static uint32_t ids[COUNT];
@@ -289,7 +301,7 @@ TAP_USED static void open_rig(struct rig *r, size_t tokens, enum block_form form
 	st.hurry = 0;
 	st.gives = st.replaced = st.doubted = 0;
 	st.doubts = TRUSTS;
-	st.busy = false;
+	st.busy = st.get_fails = false;
 	st.has = st.gets = st.puts = st.dels = 0;
 	st.fails = st.full = st.shut = false;
 	st.frozen = false;

@@ -290,8 +290,9 @@ static bool near_tenth(void *ctx, const char *path, double a, double b)
 	return fabs(a - b) <= 0.1;
 }
 
-static bool skip_t(const char *key, size_t n)
+static bool skip_t(const char *in, const char *key, size_t n)
 {
+	(void)in;
 	return n == 1 && *key == 't';
 }
 

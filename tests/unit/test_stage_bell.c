@@ -78,9 +78,66 @@ static void test_bell(void)
 	close(bell_fd[1]);
 }
 
+/* Nothing more to do until the bell has rung. */
+static int waiting_step(void *ctx, bool *busy, struct ds_err *err)
+{
+	char c;
+
+	if (recv(bell_fd[0], &c, 1, MSG_DONTWAIT) == 1)
+		echo.waits = false;
+	return echo_step(ctx, busy, err);
+}
+
+static bool none_incomplete(void *ctx, struct source *src)
+{
+	(void)ctx;
+	(void)src;
+	return false;
+}
+
+/* The fault: requests that had come whole were dropped since they had "come in part only". */
+static void test_whole(bool asked)
+{
+	struct stage_ops ops = echo_ops;
+	struct stage_config cfg = { .opt = defaults(), .ops = &ops, .hello = { .program = "echo", .version = "1" } };
+	int in = input_file(3, 5, true), out = memfd_create("out", 0), rc;
+	unsigned count[FRAME_TYPE_COUNT];
+	struct ds_err err;
+	pid_t pid;
+
+	ops.bell = bell;
+	ops.step = waiting_step;
+	ops.incomplete = asked ? none_incomplete : NULL;
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, bell_fd))
+		tap_bail("socketpair");
+	fflush(stdout);
+	pid = fork();
+	if (pid == 0) {
+		dup2(in, 0);
+		dup2(out, 1);
+		close(bell_fd[1]);
+		alarm(60);
+		echo.waits = true;
+		log_init("echo", 0, LOG_WARN);
+		_exit(stage_run(&cfg, &err));
+	}
+	close(bell_fd[0]);
+	usleep(300000);
+	if (send(bell_fd[1], "x", 1, MSG_NOSIGNAL) != 1)
+		tap_diag("it has ended");
+	tap_ok(finish(pid) == 0, "requests that came whole and wait, the input's end seen, incomplete %s: kept",
+		asked ? "says no" : "is not asked");
+	count_output(out, count, &rc);
+	tap_ok(!rc && count[FRAME_DONE] == 3 && count[FRAME_END] == 1, "and answered when the bell rings");
+	close(bell_fd[1]);
+	close(in);
+}
+
 int main(void)
 {
 	signal(SIGPIPE, SIG_IGN);
 	test_bell();
+	test_whole(false);
+	test_whole(true);
 	return tap_done();
 }
