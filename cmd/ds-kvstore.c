@@ -154,6 +154,21 @@ static int check_given(bool listening, struct ds_err *err)
 	return 0;
 }
 
+/* A capacity that is less than what was there. */
+static void tell_evicted(struct store *s)
+{
+	struct store_session *ss;
+	struct store_stat st;
+	struct ds_err err;
+
+	if (store_begin(&ss, s, &err))
+		return;
+	if (!store_stat(ss, &st, &err) && st.evicted)
+		log_msg(LOG_WARN, "'%s' held more than its capacity: %" PRIu64 " item%s of %" PRIu64 " bytes went",
+			dir, st.evicted, plural(st.evicted), st.evicted_bytes);
+	store_end(ss);
+}
+
 static int serve(struct ds_err *err)
 {
 	const char *all = getenv("DS_LISTEN");
@@ -178,6 +193,8 @@ static int serve(struct ds_err *err)
 	rc = open_store(&s, dir ? "dir:" : "", service.store_name, err);
 	if (rc)
 		return rc;
+	if (dir)
+		tell_evicted(s);
 	rc = store_service_run(s, &service, err);
 	store_close(s);
 	return rc;
@@ -291,12 +308,13 @@ static void tell_fault(void *ctx, const char *line)
 	log_msg(LOG_ERROR, "%s", line);
 }
 
-static int report(const struct dir_report *r, struct ds_err *err)
+static int report(const struct dir_report *r, bool gc, struct ds_err *err)
 {
 	const struct { const char *name; uint64_t v; } rows[] = {
 		{ "segments", r->segments }, { "items", r->items }, { "bytes", r->bytes },
 		{ "dead_bytes", r->dead_bytes },
 		{ "bad_items", r->bad_items }, { "torn_bytes", r->torn_bytes }, { "bad_indices", r->bad_indices },
+		{ "evicted", r->evicted }, { "evicted_bytes", r->evicted_bytes }, /* by gc */
 	};
 	struct buf b = { 0 };
 	struct jw w;
@@ -305,7 +323,7 @@ static int report(const struct dir_report *r, struct ds_err *err)
 	jw_init(&w, &b);
 	if (json)
 		jw_obj(&w);
-	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+	for (size_t i = 0; i < sizeof rows / sizeof *rows - (gc ? 0 : 2); i++)
 		print_counter(&b, &w, rows[i].name, rows[i].v);
 	if (json) {
 		jw_obj_end(&w);
@@ -326,7 +344,7 @@ static int run_verify(const char *path, struct ds_err *err)
 		return rc;
 	if (rc == DS_NO)
 		err->text[0] = 0; /* each fault was told */
-	return report(&r, &second) ? (*err = second, second.code) : rc;
+	return report(&r, false, &second) ? (*err = second, second.code) : rc;
 }
 
 static int run_gc(const char *path, struct ds_err *err)
@@ -334,7 +352,7 @@ static int run_gc(const char *path, struct ds_err *err)
 	struct dir_report r = { 0 };
 	int rc = dir_gc(path, &store, tell_fault, NULL, &r, err);
 
-	return rc ? rc : report(&r, err);
+	return rc ? rc : report(&r, true, err);
 }
 
 /* ---- export, import ---- */

@@ -32,6 +32,7 @@ int dir_list(const char *path, int (*each)(void *ctx, const struct store_item *i
 	uint64_t offset, struct ds_err *err), void *ctx, struct ds_err *err);
 struct dir_report {
 	uint64_t segments, items, bytes, dead_bytes; /* dead: of items that are deleted, expired or there twice */
+	uint64_t evicted, evicted_bytes; /* by gc, since the capacity is less than what was there */
 	uint64_t bad_items, torn_bytes, bad_indices; /* torn: after the last whole item of a segment that was cut */
 };
 /* Reads every byte.  tell: once for each fault, a line.  DS_NO: an item is wrong (a torn end is not). */

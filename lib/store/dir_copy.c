@@ -305,6 +305,8 @@ int dir_gc(const char *path, const struct store_options *o, void (*say)(void *ct
 		r->segments = st.segments;
 		r->items = st.items;
 		r->bytes = st.bytes;
+		r->evicted = st.evicted;
+		r->evicted_bytes = st.evicted_bytes;
 	}
 out:
 	close_dir(s, ss);

@@ -218,6 +218,7 @@ struct dir {
 
 	pthread_mutex_t write;
 	int64_t until;            /* under write: how long whoever has it waits for other processes */
+	uint64_t going;           /* under write: bytes of a segment that goes when some of it was moved */
 	bool unsettled;           /* a segment could not be brought to disk when it was complete */
 	struct tools tools;       /* under write */
 

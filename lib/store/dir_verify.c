@@ -220,7 +220,7 @@ static int verify_segment(struct verify *v, const struct segment_id *id, struct 
 		rc = verify_frames(v, &s, &ended, err);
 	if (!rc) {
 		v->r->segments++;
-		v->r->bytes += s.limit;
+		v->r->bytes += s.limit + IDX_HEAD + v->idx.n * IDX_RECORD; /* as stat counts it */
 		verify_rest(v, &s, ended);
 		rc = verify_idx(v, id, ended, err);
 	}

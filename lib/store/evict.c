@@ -179,6 +179,43 @@ static bool mostly_pinned(struct dir *d, const struct segment *seg, const struct
 	return pinned > seg->size / 2;
 }
 
+/* Of what is moved: so many bytes at most; so many have to go for what is to be within the limit, 0: all may. */
+struct room { uint64_t budget, over; };
+
+/* A segment that was written when more could be here is worth many: of its items those that were asked for, then the
+ * youngest, go on as far as there is room.  Room for the records beside them and for a segment begun, too. */
+static void keep_some(struct dir *d, struct segment *seg, const struct idx *x, uint64_t over)
+{
+	uint64_t room = segment_bytes(seg), slack = dir_segment_bytes(d) + over + room / 32;
+	struct ds_err err;
+	uint8_t *keep;
+
+	if (!over || room / 2 < dir_segment_bytes(d) || room <= slack)
+		return;
+	room -= slack;
+	keep = mem_calloc(x->n + 1, 1);
+	for (int asked_for = 1; keep && asked_for >= 0; asked_for--)
+		for (size_t i = x->n; i--;) {
+			uint64_t n = ((uint64_t)x->rec[i].front + x->rec[i].data) * INDEX_UNIT + IDX_RECORD;
+			unsigned asked = 0;
+
+			if (keep[i] || x->rec[i].dead || !entry_at_place(d, seg, &x->rec[i], &asked) ||
+				(asked_for && !asked) || n > room)
+				continue;
+			keep[i] = 1;
+			room -= n;
+		}
+	d->going = segment_bytes(seg);
+	for (size_t i = 0; keep && i < x->n; i++) {
+		struct move how = { .to_main = seg->id.main };
+
+		if (keep[i] && entry_at_place(d, seg, &x->rec[i], &how.asked))
+			segment_move(d, seg, &x->rec[i], &how, &err);
+	}
+	d->going = 0;
+	free(keep);
+}
+
 /* What is wanted goes on.  DS_TEMP: something that is pinned could not. */
 static int move_wanted(struct dir *d, struct segment *seg, const struct idx *x, uint64_t *budget, struct ds_err *err)
 {
@@ -268,7 +305,7 @@ static void stay(struct dir *d, struct segment *seg, struct idx *x, bool settled
 	segment_enter(d, seg, x->rec, x->n, &(struct ds_err){ 0 });
 }
 
-static bool evict(struct dir *d, struct segment *seg, bool moving, uint64_t *budget, struct ds_err *err)
+static bool evict(struct dir *d, struct segment *seg, bool moving, struct room *room, struct ds_err *err)
 {
 	uint64_t moved = d->st.moved_bytes; /* changed by this thread only */
 	struct went gone = { 0 };
@@ -278,7 +315,9 @@ static bool evict(struct dir *d, struct segment *seg, bool moving, uint64_t *bud
 	/* What cannot be read has no items to move; those the index has of it are swept out later. */
 	if (segment_records(d, seg, &x, err))
 		idx_free(&x);
-	went = !moving || (!mostly_pinned(d, seg, &x) && !move_wanted(d, seg, &x, budget, err));
+	if (moving)
+		keep_some(d, seg, &x, room->over);
+	went = !moving || (!mostly_pinned(d, seg, &x) && !move_wanted(d, seg, &x, &room->budget, err));
 	for (size_t i = 0; i < x.n && went; i += BATCH)
 		went = remove_some(d, seg, x.rec + i, x.n - i < BATCH ? x.n - i : BATCH, &gone);
 	settled = moved == d->st.moved_bytes || !dir_settle(d, err);
@@ -310,14 +349,14 @@ bool segment_take(struct dir *d, struct segment *seg)
 	return taken;
 }
 
-static bool evict_oldest(struct dir *d, bool moving, uint64_t *budget, struct ds_err *err)
+static bool evict_oldest(struct dir *d, bool moving, struct room *room, struct ds_err *err)
 {
 	struct segment *seg;
 	bool went = false;
 
 	while (!went && (seg = pick(d))) {
 		if (segment_take(d, seg)) {
-			went = evict(d, seg, moving, budget, err);
+			went = evict(d, seg, moving, room, err);
 			segment_unlock(d, seg);
 		}
 		if (!went) {
@@ -332,25 +371,28 @@ static bool evict_oldest(struct dir *d, bool moving, uint64_t *budget, struct ds
 
 bool dir_evict_one(struct dir *d, bool moving, struct ds_err *err)
 {
-	uint64_t budget = MOVE_MOST * d->segment_bytes;
+	struct room room = { .budget = MOVE_MOST * d->segment_bytes };
 	bool went;
 
 	skip_none(d);
-	went = evict_oldest(d, moving, &budget, err);
+	went = evict_oldest(d, moving, &room, err);
 	if (!went && lanes_seal(d)) /* what is being written can go when there is nothing else */
-		went = evict_oldest(d, moving, &budget, err);
+		went = evict_oldest(d, moving, &room, err);
 	return went;
 }
 
 int dir_make_room(struct dir *d, uint64_t n, uint64_t limit, struct ds_err *err)
 {
-	uint64_t budget = MOVE_MOST * d->segment_bytes;
+	struct room room = { .budget = MOVE_MOST * d->segment_bytes };
+	uint64_t all;
 
 	skip_none(d);
-	while (dir_bytes(d) + n > limit)
-		if (!evict_oldest(d, true, &budget, err) && !lanes_seal(d))
+	for (all = dir_bytes(d); all + n > limit; all = dir_bytes(d)) {
+		room.over = all + n - limit;
+		if (!evict_oldest(d, true, &room, err) && !lanes_seal(d))
 			return err_full(err, DS_TEMP, "the store is full: %llu bytes, and nothing of it can go now",
 				(unsigned long long)dir_bytes(d));
+	}
 	dir_sweep(d, false);
 	return 0;
 }

@@ -198,7 +198,7 @@ int lane_for_move(struct dir *d, bool main, uint64_t n, struct segment **out, st
 	if (*out)
 		return 0;
 	seal(d, take(d, main, FULL, n));
-	used = capacity ? dir_bytes(d) : 0;
+	used = capacity ? dir_bytes(d) - d->going : 0;
 	if (reserve == dir_segment_bytes(d) && n < reserve / 4)
 		least = reserve / 4; /* rather a small one than none */
 	if (capacity && used + reserve > capacity)

@@ -146,6 +146,48 @@ static void remove_all(const char *path)
 		tap_bail("%s is still there", path);
 }
 
+/* Written without a limit, it is all in one file, which is over the limit alone. */
+static void one_file(const char *path)
+{
+	enum { ALL = 130, LESS = 2 << 20 };
+	struct store_options free_of = { .capacity = STORE_NO_LIMIT }, small = { .capacity = LESS };
+	struct store *s = store_at(path, &free_of);
+	struct store_session *ss = session_of(s);
+	enum store_put_result r;
+	struct dir_report report;
+	struct store_stat st;
+	struct ds_err err;
+	size_t wrong = 0, first = 0;
+
+	for (uint64_t n = 0; n < ALL; n++)
+		wrong += put_n(ss, n, SIZE, NULL, &r, &err) != 0;
+	store_end(ss);
+	store_close(s);
+	tap_ok(!wrong && store_files(path, ".seg", NULL, 0) == 1, "all is in one file");
+	s = store_at(path, &small);
+	ss = session_of(s);
+	st = stat_of(ss);
+	tap_ok(st.bytes <= LESS && st.items * SIZE > LESS * 3 / 4 && st.items + st.evicted == ALL,
+		"of it stays what there is room for: %d, %d go", (int)st.items, (int)st.evicted);
+	while (first < ALL && !has_n(ss, first))
+		first++;
+	tap_is_int((long long)(ALL - first), (long long)st.items, "the youngest");
+	for (uint64_t n = first; n < ALL; n++)
+		wrong += get_n(ss, n, SIZE, 0) != GET_RIGHT;
+	tap_ok(!wrong, "every byte of them is right");
+	store_end(ss);
+	store_close(s);
+	tap_ok(!dir_gc(path, &small, NULL, NULL, &report, &err) && !report.evicted, "gc with the same gives up none");
+	small.capacity = LESS / 2;
+	wrong = dir_gc(path, &small, NULL, NULL, &report, &err) != 0;
+	tap_ok(!wrong && report.evicted && report.evicted_bytes && report.items * SIZE > LESS / 2 / 2,
+		"with less it says how many: %d, %d stay", (int)report.evicted, (int)report.items);
+	st.bytes = report.bytes;
+	tap_ok(!dir_verify(path, NULL, NULL, &report, &err) && report.bytes == st.bytes,
+		"verify counts the bytes that stat does");
+	store_rm(path);
+}
+
 int main(void)
 {
 	const char *path = store_path("capacity");
@@ -154,5 +196,6 @@ int main(void)
 	changed(path);
 	addresses(path);
 	remove_all(path);
+	one_file(store_path("one"));
 	return tap_done();
 }
