@@ -421,6 +421,12 @@ static int run_import(const char *path, const char *file, struct ds_err *err)
 
 /* ---- sub-commands ---- */
 
+/* unix: and tcp: may begin a directory's name, if there is such a one. */
+static bool is_address(const char *s)
+{
+	return strstr(s, "://") || ((!strncmp(s, "unix:", 5) || !strncmp(s, "tcp:", 4)) && access(s, F_OK));
+}
+
 static int command(const char *name, int argc, char **argv, struct ds_err *err)
 {
 	static const char *const names[] = { "stat", "ls", "verify", "gc", "export", "import" };
@@ -437,7 +443,7 @@ static int command(const char *name, int argc, char **argv, struct ds_err *err)
 	if (argc < 1 || argc > (strcmp(name, "import") == 0 ? 2 : 1))
 		return err_set(err, DS_USAGE, argc ? "%s: unexpected operand '%s'; try '%s --help'" :
 			"%s: no directory%s is named; try '%s --help'", name, argc ? argv[argc - 1] : "", program.name);
-	if (name[0] != 's' && strstr(argv[0], "://"))
+	if (name[0] != 's' && is_address(argv[0]))
 		return err_set(err, DS_USAGE, "%s: '%s' is no directory; of other stores there is 'stat' alone", name,
 			argv[0]);
 	signal(SIGXFSZ, SIG_IGN); /* EFBIG says it, and what was begun is removed */

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/mem.h"
+
 static void put_text(struct meta_builder *b, const char *key, const char *s)
 {
 	if (*s)
@@ -106,9 +108,24 @@ static int differ(const char *what, uint64_t mine, uint64_t theirs, const char *
 		(unsigned long long)mine);
 }
 
+/* Who speaks frames, but takes no requests and gives no answers. */
+static int apart(const struct hello *theirs, const char *peer, struct ds_err *err)
+{
+	static const char *const roles[] = { "store", "dump", "load" };
+
+	for (size_t i = 0; i < ARRAY_LEN(roles); i++)
+		if (strcmp(theirs->role, roles[i]) == 0)
+			return err_set(err, DS_PROTO, "'%s' is no stage of a pipeline, but %s (role '%s')%s", peer,
+				theirs->program, theirs->role, i ? "" : "; a store is given to --kv");
+	return 0;
+}
+
 int hello_check(const struct hello *mine, const struct hello *theirs, const char *peer, struct ds_err *err)
 {
-	int rc = differ_text("model", mine->model, theirs->model, peer, err);
+	int rc = apart(theirs, peer, err);
+
+	if (!rc)
+		rc = differ_text("model", mine->model, theirs->model, peer, err);
 
 	if (!rc)
 		rc = differ("a vocabulary of", mine->vocab, theirs->vocab, peer, err);

@@ -25,8 +25,8 @@ struct hello {
 
 void hello_put(struct meta_builder *b, const struct hello *h);
 int hello_get(const struct frame *f, struct hello *h, struct ds_err *err);
-/* Compares what both sides state (empty or 0 on either side: not compared): model, vocab, quant, kv.  DS_PROTO with
- * both values in the text. */
+/* Of two stages of a pipeline: compares what both state (empty or 0 on either side: not compared): model, vocab, quant,
+ * kv.  DS_PROTO with both values in the text. */
 int hello_check(const struct hello *mine, const struct hello *theirs, const char *peer, struct ds_err *err);
 /* Appends "program/version" to via; the oldest entries give way when it is full. */
 void hello_via(struct hello *h, const char *program, const char *version);

@@ -38,9 +38,9 @@ enum meta_result meta_array(struct meta m, const char *key, struct meta *v, size
 /* Keys of a map that are not in the list, which NULL ends. */
 size_t meta_others(struct meta m, const char *const *known);
 /*
- * What two values differ in first: keys of maps are compared by name, numbers by value, what `skip` says of a key
- * in a map at path `in` is left out.  near (may be NULL): says of two reals that differ whether they are close enough.  True: they differ; path
- * ("usage.hit", "stop[2]") and both values as JSON text, each cut to its capacity.
+ * What two values differ in first: keys of maps are compared by name, numbers by value, what `skip` says of a key in
+ * a map at path `in` is left out.  near (may be NULL): says of two reals that differ whether they are close enough.
+ * True: they differ; path ("usage.hit", "stop[2]") and both values as JSON text, each cut to its capacity.
  */
 struct meta_compare {
 	bool (*skip)(const char *in, const char *key, size_t n);

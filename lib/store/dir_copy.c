@@ -4,10 +4,12 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/mem.h"
 #include "base/time.h"
+#include "frame/hello.h"
 #include "store/dir_impl.h"
 
 static int open_dir(const char *path, const struct store_options *o, struct store **s, struct dir_session **ss,
@@ -434,6 +436,24 @@ out:
 	return rc;
 }
 
+/* Its first frame: a directory is made for what is exported from a store, not for something else. */
+static int check_first(const struct frame *f, const char *name, struct ds_err *err)
+{
+	struct hello h;
+	int rc;
+
+	if (f->type == FRAME_STORE)
+		return 0;
+	if (f->type != FRAME_HELLO)
+		return err_set(err, DS_DATA, "'%s' is no stream of a store: it begins with %s", name,
+			frame_type_name(f->type));
+	rc = hello_get(f, &h, err);
+	if (rc)
+		return err_prefix(err, "'%s'", name);
+	return strcmp(h.role, "store") == 0 ? 0 : err_set(err, DS_DATA,
+		"'%s' is no stream of a store, but of %s (role '%s')", name, h.program, h.role);
+}
+
 int dir_import(const char *path, const struct store_options *o, int fd, const char *name, struct dir_copied *c,
 	struct ds_err *err)
 {
@@ -447,8 +467,11 @@ int dir_import(const char *path, const struct store_options *o, int fd, const ch
 	*c = (struct dir_copied){ 0 };
 	while (!rc && ev != FRAME_EOF) {
 		rc = frame_reader_next(r, &ev, &f, err);
-		if (!rc && !s && ev == FRAME_BODY) /* a directory is made for a stream, not for something else */
-			rc = open_dir(path, o, &s, &ss, err);
+		if (!rc && !s && ev == FRAME_BODY) {
+			rc = check_first(f, name, err);
+			if (!rc)
+				rc = open_dir(path, o, &s, &ss, err);
+		}
 		if (rc || ev != FRAME_BODY || f->type == FRAME_HELLO || f->type == FRAME_END)
 			continue;
 		rc = import_item(ss, f, c, err);

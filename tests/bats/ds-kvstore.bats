@@ -425,7 +425,14 @@ assert s["program"] == "ds-kvstore" and s["requests"]["put"] == 3 and s["stat"][
 		refused 64 "--${option%%=*} is of a service" ds-kvstore -d store "--$option" </dev/null
 	done
 	refused 64 '--password-file is of a Redis server' ds-kvstore -d store -l unix:kv.sock --password-file x
-	refused 64 "no directory; of other stores" ds-kvstore ls redis://localhost:1
+	for address in redis://localhost:1 unix:kv.sock tcp:127.0.0.1:1; do
+		for command in ls verify gc export import; do
+			refused 64 "no directory; of other stores" ds-kvstore "$command" "$address" </dev/null
+		done
+	done
+	"$PYTHON" -c 'print("{\"id\": \"a\", \"ids\": [1, 2]}")' | "$PYTHON" "$DS_ROOT/tests/bats/dsf.py" requests >asked
+	refused 65 "is no stream of a store" ds-kvstore import new asked
+	[ ! -e new ]
 	refused 78 'make that first' ds-kvstore -d store -l unix:run/kv.sock
 	refused 78 'make that first' ds-kvstore -d a/b/c -l unix:kv.sock
 	[ ! -e store ] || [ -d store ]

@@ -167,6 +167,23 @@ within() {
 	done
 }
 
+# The fault: an error for each frame, nine for one request.
+@test "a store's address where a stage's belongs: one line, 76" {
+	store
+	wired() {
+		status=0
+		limited "$@" >out 2>said || status=$?
+		[ "$status" -eq 76 ]
+		[ "$(wc -l <said)" -eq 1 ]
+		has "is no stage of a pipeline, but ds-kvstore (role 'store')" <said
+	}
+	wired ds-prefill -m "$DS_MODEL" -c unix:kv.sock mix
+	wired ds-token -m "$DS_MODEL" encode -c unix:kv.sock <<<"What is 348 + 977?"
+	limited ds-kvstore export store >exported
+	wired ds-prefill -m "$DS_MODEL" exported
+	wired ds-decode -m "$DS_MODEL" exported
+}
+
 @test "bits of what comes from the store turned on the way: the same answers" {
 	store
 	wrong mixed kv.sock
