@@ -16,6 +16,7 @@
 #include "serve/store_service_impl.h"
 #include "store/resp_front.h"
 
+#define RESP_STORE_NS ((int64_t)5000000000) /* clients of Redis do not wait as long as ours */
 #define METRICS_NS ((int64_t)10000000000) /* from one file to the next, while there are clients */
 #define CUT_NS ((int64_t)2000000000)      /* for threads to end whose sockets were shut */
 
@@ -73,7 +74,7 @@ static int begin(struct store_service *sv, struct store *s, const struct store_s
 	const struct store_server_options server = { .program = o->program, .max_frame = o->max_frame,
 		.memory = o->memory, .peer_ns = o->listens || o->resp ? o->peer_ns : 0 };
 	struct resp_options resp = { .max_value = o->max_frame, .memory = o->memory, .stall_ns = o->peer_ns,
-		.store_ns = o->peer_ns };
+		.store_ns = o->peer_ns < RESP_STORE_NS ? o->peer_ns : RESP_STORE_NS };
 	int rc;
 
 	memset(sv, 0, sizeof *sv);

@@ -130,7 +130,10 @@ int capacity_option(char *path, struct store_options *o, struct ds_err *err)
 				"'dir:%s': a capacity says nothing where a store is only read", path);
 		o->capacity = n ? n : STORE_NO_LIMIT;
 		*at = 0;
+		at = strrchr(path, '?');
 	}
+	if (at && strchr(at, '=') && !strchr(at, '/'))
+		return err_set(err, DS_USAGE, "'dir:%s': what follows '?' may be 'capacity=SIZE', once", path);
 	if (!usable(o->capacity) && !o->read_only)
 		return err_set(err, DS_USAGE, "a store of %llu bytes holds nothing; the least is %d",
 			(unsigned long long)o->capacity, CAPACITY_MIN);

@@ -39,8 +39,11 @@ int flight_begin(struct dir *d, struct flight *f, int64_t until, struct ds_err *
 	while (*end)
 		end = &(*end)->next;
 	*end = f;
-	while ((wait = must_wait(d, f)) && late != ETIMEDOUT)
+	while ((wait = must_wait(d, f)) && late != ETIMEDOUT) {
+		store_wait(true);
 		late = pthread_cond_timedwait(&d->landed, &d->flights, &t);
+		store_wait(false);
+	}
 	pthread_mutex_unlock(&d->flights);
 	if (!wait)
 		return 0;

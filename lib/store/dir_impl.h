@@ -147,6 +147,7 @@ struct segment {
 	unsigned pins;            /* under dir.pins */
 	struct idx idx;           /* mine and not sealed: what is in it; of whoever writes to it */
 	bool busy, broken;        /* under dir.lanes: somebody writes to it; a write failed */
+	int64_t written_ns;       /* the same: when somebody had done so last */
 	bool growing;             /* atomic: mine and not sealed */
 	uint64_t moved;           /* under dir.write: what was moved to it lies below */
 	pthread_mutex_t sync;     /* of what follows */
@@ -400,6 +401,9 @@ int dir_sync_drops(struct dir *d, struct ds_err *err);
  * where needed.  Not under dir.write.  DS_TEMP, DS_IO. */
 int lane_take(struct dir *d, bool main, uint64_t n, int64_t until, struct segment **seg, struct ds_err *err);
 void lane_give(struct dir *d, struct segment *seg, bool broken);
+/* Under dir.write and the directory's lock: what is larger than it may be now is completed; and where the store is
+ * full, what is not written to, so that whoever writes can have its room. */
+void lanes_rest(struct dir *d);
 void lanes_mend(struct dir *d, int64_t until); /* those that are broken are completed */
 /* The same under dir.write and the directory's lock, for an item that is moved. */
 int lane_for_move(struct dir *d, bool main, uint64_t n, struct segment **seg, struct ds_err *err);

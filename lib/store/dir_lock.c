@@ -20,8 +20,8 @@ static struct timespec span(int64_t ns)
 	return (struct timespec){ .tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000 };
 }
 
-/* False: not until then, or errno is another than that of a lock that somebody has. */
-static bool lock_until(int fd, enum file_lock how, int64_t until)
+/* Somebody has the lock.  False: not until then, or errno is another. */
+static bool wait_lock(int fd, enum file_lock how, int64_t until)
 {
 	int64_t pause = PAUSE_MIN_MS * (int64_t)1000000, left;
 
@@ -40,6 +40,21 @@ static bool lock_until(int fd, enum file_lock how, int64_t until)
 		pause = pause * 2 < PAUSE_MAX_MS * (int64_t)1000000 ? pause * 2 : PAUSE_MAX_MS * (int64_t)1000000;
 	}
 	return true;
+}
+
+static bool lock_until(int fd, enum file_lock how, int64_t until)
+{
+	bool locked = file_lock(fd, how, false);
+	int why;
+
+	if (locked || (errno != EWOULDBLOCK && errno != EACCES))
+		return locked;
+	store_wait(true);
+	locked = wait_lock(fd, how, until);
+	why = errno;
+	store_wait(false);
+	errno = why;
+	return locked;
 }
 
 int file_lock_until(int fd, enum file_lock how, int64_t until, const char *what, struct ds_err *err)
@@ -66,7 +81,14 @@ static int mutex_until(pthread_mutex_t *m, int64_t until)
 
 int dir_write_lock(struct dir *d, int64_t until, struct ds_err *err)
 {
-	if (mutex_until(&d->write, until))
+	int late = pthread_mutex_trylock(&d->write);
+
+	if (late) {
+		store_wait(true);
+		late = mutex_until(&d->write, until);
+		store_wait(false);
+	}
+	if (late)
 		return err_set(err, DS_TEMP, "'%s': others are writing", d->path);
 	d->until = until;
 	return 0;

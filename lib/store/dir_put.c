@@ -244,7 +244,7 @@ static bool admitted(struct dir *d, const struct store_put *p, bool *main)
 		index_ghost_add(d->index, hash);
 	pthread_rwlock_unlock(&d->lock);
 	*main = ghost && d->base.o.admission == STORE_ADMIT_ALL;
-	return ghost || d->base.o.admission == STORE_ADMIT_ALL;
+	return ghost || p->exact || d->base.o.admission == STORE_ADMIT_ALL;
 }
 
 /* What it replaces was admitted. */

@@ -492,6 +492,7 @@ static void look_around(struct dir *d)
 			d->until = time_mono_ns();
 			capacity_look(d);
 			dir_inherit(d);
+			lanes_rest(d);
 			dir_unlock(d);
 		}
 		pthread_mutex_unlock(&d->write);

@@ -126,7 +126,8 @@ static int open_at(struct store **out, const struct store_ops *ops, const char *
 	plain = text.len >= sizeof bytes - 1 && strcmp(text.p + text.len - (sizeof bytes - 1), bytes) == 0;
 	if (plain)
 		text.p[text.len - (sizeof bytes - 1)] = 0;
-	rc = addr_parse(text.p, &r->addr, err);
+	rc = strchr(text.p, '?') ? err_set(err, DS_USAGE, "'%s': what follows '?' may be 'bytes'", text.p) :
+		addr_parse(text.p, &r->addr, err);
 	if (rc)
 		goto out;
 	r->base.ops = ops;

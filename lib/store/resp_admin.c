@@ -141,7 +141,7 @@ static int do_hello(struct resp_conn *c, struct ds_err *err)
 
 static int do_client(struct resp_conn *c, struct ds_err *err)
 {
-	char text[500], peer[300];
+	char text[800], peer[300];
 
 	(void)err;
 	if (resp_is(c, 1, "id")) {
@@ -160,8 +160,11 @@ static int do_client(struct resp_conn *c, struct ds_err *err)
 		snprintf(peer, sizeof peer, "%s", c->peer);
 		for (char *p = peer; *p; p++) /* clients cut the line at blanks */
 			*p = *p == ' ' ? '-' : *p;
-		snprintf(text, sizeof text, "id=%" PRIu64 " addr=%s name=%s db=0 resp=%d\n", c->id, peer, c->name,
-			c->proto);
+		/* all that clients look for */
+		snprintf(text, sizeof text, "id=%" PRIu64 " addr=%s laddr= fd=%d name=%s age=0 idle=0 flags=N db=0 "
+			"sub=0 psub=0 multi=-1 qbuf=0 qbuf-free=0 argv-mem=0 multi-mem=0 obl=0 oll=0 omem=0 "
+			"tot-mem=0 events=r cmd=client user=default redir=-1 resp=%d\n", c->id, peer, c->r.fd,
+			c->name, c->proto);
 		resp_add_bulk(&c->r, text, strlen(text));
 	} else {
 		resp_error(c, "ERR unknown subcommand of CLIENT");

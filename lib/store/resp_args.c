@@ -44,6 +44,16 @@ void resp_stall(const struct resp_conn *c, bool begin)
 		c->r.stall(c->r.stall_ctx, begin);
 }
 
+void resp_turn(const struct resp_conn *c, size_t i)
+{
+	enum { TURN = 128 };
+
+	if (i % TURN)
+		return;
+	resp_stall(c, true);
+	resp_stall(c, false);
+}
+
 bool resp_take(struct resp_conn *c, size_t n, struct store_buffer *b)
 {
 	struct ds_err err;

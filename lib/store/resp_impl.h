@@ -120,6 +120,8 @@ int resp_next(struct resp_conn *c, bool value, struct ds_err *err);
 void resp_forget(struct resp_conn *c); /* the arguments that were read, for a streaming command */
 /* The thread that serves this has to wait for something else than the client, or is done with that. */
 void resp_stall(const struct resp_conn *c, bool begin);
+/* Of one long command part i is next: now and then others have their turn. */
+void resp_turn(const struct resp_conn *c, size_t i);
 /* Memory for a value; waits a while where others have it all.  False: none. */
 bool resp_take(struct resp_conn *c, size_t n, struct store_buffer *b);
 /* The peer has time for n bytes from now on. */

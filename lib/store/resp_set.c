@@ -33,18 +33,12 @@ static bool put(struct resp_conn *c, struct resp_text name, struct resp_text val
 		.ttl_ns = how->timed ? (uint64_t)how->ttl_ns : 0,
 	};
 	enum store_put_result result;
-	bool was, waits;
+	bool was;
 	int rc;
 
 	meta_reset(c->meta);
 	meta_put_bin(c->meta, "name", name.p, name.n);
-	/* Memory takes what is written at once; a disk that is waited for does not, and others are served meanwhile. */
-	waits = c->front->store->o.sync;
-	if (waits)
-		resp_stall(c, true);
 	rc = store_put(c->ss, &p, &result, err);
-	if (waits)
-		resp_stall(c, false);
 	if (!rc && result == STORE_ALREADY && !is_there(c, name, err)) {
 		p.replace = true;
 		rc = store_put(c->ss, &p, &result, err);
@@ -230,6 +224,7 @@ int resp_do_mset(struct resp_conn *c, struct ds_err *err)
 		if (c->refused)
 			resp_error(c, "%s", c->refused);
 		resp_session_deadline(c);
+		resp_turn(c, c->args);
 		fine = !c->refused && resp_name(c, c->args - 2, &name) &&
 			put(c, name, resp_arg(c, c->args - 1), &how, &stored, err);
 		if (!fine && !c->refused)

@@ -134,8 +134,10 @@ int resp_do_mget(struct resp_conn *c, struct ds_err *err)
 	int rc = 0;
 
 	resp_add_head(&c->r, '*', (int64_t)c->argc - 1);
-	for (size_t i = 1; !rc && i < c->argc; i++)
+	for (size_t i = 1; !rc && i < c->argc; i++) {
+		resp_turn(c, i);
 		rc = get_one(c, i, err);
+	}
 	return rc;
 }
 
@@ -161,6 +163,7 @@ int resp_do_exists(struct resp_conn *c, struct ds_err *err)
 	int64_t n = 0;
 
 	for (size_t i = 1; i < c->argc; i++) {
+		resp_turn(c, i);
 		if (!look(c, i, &s, err))
 			return 0;
 		n += s.found;
@@ -212,24 +215,34 @@ int resp_do_pttl(struct resp_conn *c, struct ds_err *err)
 	return ttl(c, 1000000, err);
 }
 
+/* Even one that is not seen: another process may have put it just now.  False: an error was replied. */
+static bool delete_one(struct resp_conn *c, size_t i, int64_t *n, struct ds_err *err)
+{
+	struct store_key key = resp_key(resp_arg(c, i));
+	struct resp_seek s;
+	bool was = false;
+
+	if (!look(c, i, &s, err))
+		return false;
+	if (!s.other && store_del(c->ss, &key, &was, err)) {
+		resp_store_error(c, err);
+		return false;
+	}
+	*n += was;
+	return true;
+}
+
 int resp_do_del(struct resp_conn *c, struct ds_err *err)
 {
-	struct resp_seek s;
+	bool fine = true;
 	int64_t n = 0;
 
-	for (size_t i = 1; i < c->argc; i++) {
-		struct store_key key = resp_key(resp_arg(c, i));
-		bool was = false;
-
-		if (!look(c, i, &s, err))
-			return 0;
-		/* Even one that is not seen: another process may have put it just now. */
-		if (!s.other && store_del(c->ss, &key, &was, err)) {
-			resp_store_error(c, err);
-			return 0;
-		}
-		n += was;
+	for (size_t i = 1; i < c->argc && fine; i++) {
+		resp_turn(c, i);
+		fine = delete_one(c, i, &n, err);
 	}
+	if (!fine)
+		return 0;
 	resp_add_head(&c->r, ':', n);
 	return 0;
 }

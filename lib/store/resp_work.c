@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "store/resp_impl.h"
+#include "store/store_impl.h"
 
 enum { THREADS_MAX = 1024 };
 
@@ -126,10 +127,14 @@ static void serve(struct resp_conn *c, uint32_t events)
 	} while (true);
 }
 
+static void stall(void *ctx, bool begin);
+
 static void *work(void *arg)
 {
 	struct resp_workers *w = arg;
 	struct epoll_event e;
+
+	store_waits = (struct store_waits){ stall, w };
 
 	pthread_mutex_lock(&w->lock);
 	while (!w->ending) {
@@ -170,8 +175,11 @@ static bool add_thread(struct resp_workers *w)
 /* A worker has to wait, or is done with that. */
 static void stall(void *ctx, bool begin)
 {
+	static _Thread_local unsigned depth; /* a wait within a wait */
 	struct resp_workers *w = ctx;
 
+	if (begin ? depth++ : --depth)
+		return;
 	pthread_mutex_lock(&w->lock);
 	if (!begin) {
 		w->active++;

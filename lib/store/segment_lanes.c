@@ -8,7 +8,11 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include "base/time.h"
 #include "store/dir_impl.h"
+
+#define SEAL_WAIT_NS ((int64_t)1000000000) /* for who is writing, while others wait for the directory */
+#define REST_NS ((int64_t)2000000000)      /* what nobody has written to for so long is not needed just now */
 
 enum { HELLO_MAX = 512, TRIES = 8, SHARE = 8 /* one in so many bytes may be of segments that are written */ };
 
@@ -41,13 +45,19 @@ static int check_size(const struct dir *d, uint64_t n, struct ds_err *err)
 
 enum which { ROOMY, FULL /* or not to be written to any more */, BROKEN, ANY };
 
-static bool is(struct segment *seg, enum which which, uint64_t n)
+/* It was begun when the store might be larger. */
+static bool oversized(const struct dir *d, const struct segment *seg, uint64_t n)
+{
+	return seg->reserve > reserve_for(d, n);
+}
+
+static bool is(const struct dir *d, struct segment *seg, enum which which, uint64_t n)
 {
 	bool sound;
 
 	if (which >= BROKEN)
 		return which == ANY || seg->broken;
-	sound = !seg->broken && !segment_unsafe(seg);
+	sound = !seg->broken && !segment_unsafe(seg) && !oversized(d, seg, n);
 	return (sound && has_room(seg, n)) == (which == ROOMY);
 }
 
@@ -57,7 +67,7 @@ static struct segment *idle(struct dir *d, bool main, enum which which, uint64_t
 	for (int i = 0; i < LANES; i++) {
 		struct segment *seg = d->active[main][i];
 
-		if (seg && !seg->busy && is(seg, which, n))
+		if (seg && !seg->busy && is(d, seg, which, n))
 			return seg;
 	}
 	return NULL;
@@ -87,8 +97,12 @@ static bool may_begin(const struct dir *d, bool main, uint64_t n)
 static bool wait_lane(struct dir *d, bool main, int64_t until)
 {
 	const struct timespec t = { .tv_sec = until / 1000000000, .tv_nsec = until % 1000000000 };
+	bool in_time;
 
-	return pthread_cond_timedwait(&d->lane_free[main], &d->lanes, &t) != ETIMEDOUT;
+	store_wait(true);
+	in_time = pthread_cond_timedwait(&d->lane_free[main], &d->lanes, &t) != ETIMEDOUT;
+	store_wait(false);
+	return in_time;
 }
 
 /* ---- under d->write ---- */
@@ -115,6 +129,7 @@ static bool seal(struct dir *d, struct segment *seg)
 
 bool lanes_seal(struct dir *d)
 {
+	int64_t soon = time_mono_ns() + SEAL_WAIT_NS;
 	bool any = false;
 
 	for (int main = 0; main < 2; main++) {
@@ -129,11 +144,32 @@ bool lanes_seal(struct dir *d)
 			if (!count(d, main))
 				in_time = false;
 			else if (!idle(d, main, ANY, 0))
-				in_time = wait_lane(d, main, d->until);
+				in_time = wait_lane(d, main, soon < d->until ? soon : d->until);
 			pthread_mutex_unlock(&d->lanes);
 		}
 	}
 	return any;
+}
+
+void lanes_rest(struct dir *d)
+{
+	uint64_t capacity = dir_capacity(d);
+	/* there is no room for another, with what is kept for eviction (make_room) */
+	bool full = capacity && dir_bytes(d) + 2 * dir_segment_bytes(d) > capacity;
+	int64_t since = time_mono_ns() - REST_NS;
+
+	for (int i = 0; i < 2 * LANES; i++) {
+		struct segment *seg;
+
+		pthread_mutex_lock(&d->lanes);
+		seg = d->active[i / LANES][i % LANES];
+		if (seg && (seg->busy || !(oversized(d, seg, 0) || (full && seg->written_ns < since))))
+			seg = NULL;
+		if (seg)
+			seg->busy = true;
+		pthread_mutex_unlock(&d->lanes);
+		seal(d, seg);
+	}
 }
 
 void lanes_mend(struct dir *d, int64_t until)
@@ -257,8 +293,6 @@ int lane_take(struct dir *d, bool main, uint64_t n, int64_t until, struct segmen
 	}
 	if (!rc && !*out)
 		rc = err_set(err, DS_TEMP, "'%s': others are writing", d->path);
-	if (rc)
-		pthread_cond_signal(&d->lane_free[main]); /* which was perhaps for this one */
 	pthread_mutex_unlock(&d->lanes);
 	return rc;
 }
@@ -268,7 +302,8 @@ void lane_give(struct dir *d, struct segment *seg, bool broken)
 	pthread_mutex_lock(&d->lanes);
 	seg->busy = false;
 	seg->broken = seg->broken || broken;
-	pthread_cond_signal(&d->lane_free[seg->id.main]);
+	seg->written_ns = time_mono_ns();
+	pthread_cond_broadcast(&d->lane_free[seg->id.main]); /* not each who waits can use it */
 	pthread_mutex_unlock(&d->lanes);
 }
 

@@ -89,6 +89,7 @@ static int sync_until(struct dir *d, struct segment *seg, uint64_t upto, uint64_
 {
 	int rc = 0;
 
+	store_wait(true);
 	pthread_mutex_lock(&seg->sync);
 	while (!rc && (seg->synced < upto || seg->drops_synced < drops) && !seg->unsafe)
 		if (seg->syncing)
@@ -98,6 +99,7 @@ static int sync_until(struct dir *d, struct segment *seg, uint64_t upto, uint64_
 	if (!rc && (seg->synced < upto || seg->drops_synced < drops))
 		rc = err_set(err, DS_IO, "'%s/%s' could not be written to disk", d->path, seg->name);
 	pthread_mutex_unlock(&seg->sync);
+	store_wait(false);
 	return rc;
 }
 

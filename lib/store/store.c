@@ -8,6 +8,8 @@ static const struct store_ops *const kinds[] = {
 	&store_dir, &store_remote_unix, &store_remote_tcp, &store_redis, &store_redis_cluster,
 };
 
+_Thread_local struct store_waits store_waits;
+
 int store_open(struct store **s, const char *addr, const struct store_options *o, struct ds_err *err)
 {
 	*s = NULL;

@@ -79,7 +79,7 @@ struct store_put {
 	uint64_t ttl_ns;                 /* 0: the store's */
 	bool sync;                       /* on disk before the answer */
 	bool replace;                    /* though the key is there: a value that is not named by its content */
-	bool exact;                      /* what other processes have just put is looked for, too */
+	bool exact;                      /* the answer counts: others' latest are looked for, it is admitted */
 };
 /* The bytes are copied or written before it returns. */
 int store_put(struct store_session *ss, const struct store_put *p, enum store_put_result *how, struct ds_err *err);

@@ -58,6 +58,15 @@ struct store_session {
 static inline int64_t store_earlier(int64_t a, int64_t b) { return !a || (b && b < a) ? b : a; }
 static inline int64_t store_until(const struct store_session *ss) { return store_earlier(ss->deadline, ss->hurry); }
 
+/* Whom this thread tells before it waits for others or for a disk, perhaps at length, and when that is over. */
+struct store_waits { void (*tell)(void *ctx, bool begin); void *ctx; };
+extern _Thread_local struct store_waits store_waits;
+static inline void store_wait(bool begin)
+{
+	if (store_waits.tell)
+		store_waits.tell(store_waits.ctx, begin);
+}
+
 const char *store_put_result_name(enum store_put_result how); /* "stored" */
 
 extern const struct store_ops store_dir, store_remote_unix, store_remote_tcp, store_redis, store_redis_cluster;

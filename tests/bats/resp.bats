@@ -158,6 +158,25 @@ check() {
 	quiet
 }
 
+# The fault: one thread served all, and stood still with whoever waited for another process.
+@test "who waits for the directory's lock holds nobody else, and is told to try again" {
+	serve
+	cli set there 1
+	"$PYTHON" -c 'import fcntl, sys, time; f = open("store/lock", "r+"); fcntl.flock(f, fcntl.LOCK_EX); print("has it", flush=True); time.sleep(60)' >locked 3>&- &
+	holder=$!
+	for _ in $(seq 100); do [ -s locked ] && break; sleep 0.05; done
+	for i in 1 2 3; do cli del gone$i >del$i 3>&- & done
+	sleep 0.5
+	[ "$(timeout 3 redis-cli -s r.sock ping)" = PONG ]
+	[ "$(timeout 3 redis-cli -s r.sock get there)" = 1 ]
+	for _ in $(seq 200); do [ -s del3 ] && [ -s del2 ] && [ -s del1 ] && break; sleep 0.1; done
+	for i in 1 2 3; do has '^TRYAGAIN .*another process holds the lock' <del$i; done
+	kill "$holder"
+	wait "$holder" || true
+	[ "$(cli del there)" = 1 ]
+	stop
+}
+
 @test "what is no RESP is told so, and said in one line" {
 	serve
 	printf '*1\r\n$x\r\n' | limited socat -t 5 - unix:r.sock | has '^-ERR Protocol error'

@@ -68,6 +68,7 @@ def client(path):
         time.sleep(0.13)
     assert r.delete("a", "b", "none") == 2 and r.unlink("new") == 1
     assert r.info()["role"] == "master" and r.dbsize() == r.info("store")["ds_items"]
+    assert r.client_info()["db"] == 0 and len(r.client_list()) == 1
     assert r.client_setname("joe") and r.client_getname() in ("joe", b"joe") and r.client_id() > 0
     assert r.config_get("appendonly") == {"appendonly": "no"}
     p = r.pipeline(transaction=False)

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 
 #include "base/random.h"
+#include "frame/hello.h"
 #include "store/dir.h"
 #include "store/store_impl.h"
 #include "tests/unit/tap.h"
@@ -85,7 +86,12 @@ TAP_USED static void fill_item(uint8_t *p, size_t size, uint64_t n, uint64_t v)
 	}
 }
 
-struct put_how { bool sync, replace; uint64_t ttl_ns, version; unsigned element; const struct meta_builder *meta; };
+struct put_how {
+	bool sync, replace, exact;
+	uint64_t ttl_ns, version;
+	unsigned element;
+	const struct meta_builder *meta;
+};
 
 TAP_USED static int put_n(struct store_session *ss, uint64_t n, size_t size, const struct put_how *how,
 	enum store_put_result *r, struct ds_err *err)
@@ -101,6 +107,7 @@ TAP_USED static int put_n(struct store_session *ss, uint64_t n, size_t size, con
 	fill_item(p, size, n, how->version);
 	put.sync = how->sync;
 	put.replace = how->replace;
+	put.exact = how->exact;
 	put.ttl_ns = how->ttl_ns;
 	put.element = how->element;
 	put.meta = how->meta;
@@ -190,6 +197,26 @@ TAP_USED static int store_files(const char *path, const char *suffix, char (*nam
 	if (d)
 		closedir(d);
 	return n;
+}
+
+/* All of a store to a file; the file, to be closed. */
+TAP_USED static int exported(const char *path, const char *file, struct dir_copied *c, struct ds_err *err)
+{
+	int fd = open(file, O_RDWR | O_CREAT | O_TRUNC, 0666);
+	const struct hello h = { .minor = 1, .program = "test", .version = "1", .role = "store" };
+	struct meta_builder *b = meta_new();
+	struct frame_writer *w;
+
+	if (fd < 0 || !b || frame_writer_new(&w, fd, file, err))
+		tap_bail("cannot write %s", file);
+	hello_put(b, &h);
+	if (frame_write(w, FRAME_HELLO, 0, 0, b, NULL, 0, false, err) || dir_export(path, w, c, err) ||
+		frame_write_end(w, err))
+		c->items = 0;
+	frame_writer_free(w);
+	meta_free(b);
+	lseek(fd, 0, SEEK_SET);
+	return fd;
 }
 
 #endif

@@ -179,6 +179,9 @@ static void rules(void)
 		!put_n(ss, 5, 5000, &(struct put_how){ .replace = true, .version = 2 }, &r, &err) &&
 		r == STORE_STORED && get_n(ss, 5, 5000, 2) == GET_RIGHT,
 		"nor what may replace another; but what does is");
+	tap_ok(!put_n(ss, 6, 5000, &(struct put_how){ .exact = true }, &r, &err) && r == STORE_STORED &&
+		!put_n(ss, 6, 5000, &(struct put_how){ .exact = true }, &r, &err) && r == STORE_ALREADY,
+		"and what its putter goes by");
 	tap_ok(!put_n(ss, 1, 5000, NULL, &r, &err) && r == STORE_STORED && has_n(ss, 1), "the second time it is");
 	store_end(ss);
 	store_close(s);
@@ -305,22 +308,6 @@ static void say(void *ctx, const char *line)
 {
 	(void)ctx;
 	tap_diag("%s", line);
-}
-
-/* All of a store to a file; the file, to be closed. */
-static int exported(const char *path, const char *file, struct dir_copied *c, struct ds_err *err)
-{
-	int fd = open(file, O_RDWR | O_CREAT | O_TRUNC, 0666);
-	struct frame_writer *w;
-
-	if (fd < 0 || frame_writer_new(&w, fd, file, err))
-		tap_bail("cannot write %s", file);
-	if (frame_write(w, FRAME_HELLO, 0, 0, NULL, NULL, 0, false, err) || dir_export(path, w, c, err) ||
-		frame_write_end(w, err))
-		c->items = 0;
-	frame_writer_free(w);
-	lseek(fd, 0, SEEK_SET);
-	return fd;
 }
 
 static void moved_house(const char *path, const struct store_options *o)

@@ -1,4 +1,8 @@
 /* A directory remembers how much it may hold, and whoever writes keeps to it. */
+#include <pthread.h>
+#include <unistd.h>
+
+#include "base/time.h"
 #include "tests/unit/stores.h"
 
 enum { SIZE = 20000, MANY = 200 };
@@ -126,6 +130,8 @@ static void addresses(const char *path)
 	tap_is_int((long long)capacity_of(s), 3 << 20, "which is remembered");
 	store_close(s);
 	tap_is_int(open_code(path, "?capacity=3Q", &none, "no size"), DS_USAGE, "one that is no size is refused");
+	tap_is_int(open_code(path, "?cap=3M", &none, "'capacity=SIZE'"), DS_USAGE, "no other option is passed over,");
+	tap_is_int(open_code(path, "?capacity=3M?capacity=2M", &none, "once"), DS_USAGE, "nor a second one");
 	tap_is_int(open_code(path, "?capacity=1K", &none, "the least is"), DS_USAGE, "one that is too small, too");
 	tap_is_int(open_code(path, "?capacity=1M", &said, "twice"), DS_USAGE, "one that is said twice is refused");
 	tap_is_int(open_code(path, "?capacity=1M", &ro, "only read"), DS_USAGE, "one without effect is refused");
@@ -144,6 +150,114 @@ static void remove_all(const char *path)
 	store_rm(path);
 	if (access(path, F_OK) == 0)
 		tap_bail("%s is still there", path);
+}
+
+/* The fault: who ran already went on to write into what it had begun when it might hold more. */
+static void lowered(void)
+{
+	struct store_options o = { .capacity = STORE_NO_LIMIT };
+	const char *path = store_path("lowered");
+	struct store *s = store_at(path, &o);
+	uint64_t at = 0;
+
+	fill(s, path, 0);
+	fill(s, path, MANY);
+	say(path, "1M\n");
+	for (int i = 0; i < 100 && capacity_of(s) != 1 << 20; i++)
+		usleep(100000);
+	for (int i = 0; i < 3; i++)
+		at = fill(s, path, (uint64_t)(i + 2) * MANY);
+	tap_ok(capacity_of(s) == 1 << 20 && at <= 1 << 20, "what was begun when there was no limit is no longer "
+		"written to: %llu bytes", (unsigned long long)at);
+	store_close(s);
+	store_rm(path);
+}
+
+static bool put_one(struct store *s, uint64_t n)
+{
+	struct store_session *ss = session_of(s);
+	enum store_put_result r;
+	struct ds_err err;
+	int rc;
+
+	store_deadline(ss, time_mono_ns() + 2000000000);
+	rc = put_n(ss, n, 3000, NULL, &r, &err);
+	store_end(ss);
+	return !rc;
+}
+
+/* The fault: room that one store had begun to write in, and no longer did, was kept from the others for ever. */
+static void idle(void)
+{
+	struct store_options o = { .capacity = 64 << 10 };
+	const char *path = store_path("idle");
+	struct store *a = store_at(path, &o), *b = store_at(path, &o);
+	bool first = put_one(a, 1), other = false;
+
+	for (int i = 0; i < 100 && !other; i++) {
+		other = put_one(b, 2);
+		usleep(100000);
+	}
+	tap_ok(first && other, "what one store no longer writes to gives way to another");
+	store_close(a);
+	store_close(b);
+	store_rm(path);
+}
+
+struct churn { struct store *s; uint64_t seed; int64_t until, slowest; };
+
+static void *churn_some(void *ctx)
+{
+	struct churn *c = ctx;
+	struct store_session *ss = session_of(c->s);
+	enum store_put_result r;
+	struct ds_err err;
+
+	for (uint64_t i = 0; time_mono_ns() < c->until; i++) {
+		uint64_t n = random_bits(c->seed, i);
+		int64_t began = time_mono_ns(), took;
+
+		store_deadline(ss, began + (int64_t)20000000000);
+		if (n % 4)
+			put_n(ss, n % 40, 1000 + n % 15000, &(struct put_how){ .replace = n % 3 > 0, .version = 1 },
+				&r, &err);
+		else
+			get_n(ss, n % 40, 0, 1);
+		took = time_mono_ns() - began;
+		c->slowest = took > c->slowest ? took : c->slowest;
+	}
+	store_end(ss);
+	return NULL;
+}
+
+/* The fault: who waited under the directory's lock for all writing to stop was not told that it had. */
+static void said_anew(void)
+{
+	static const char *const caps[] = { "200K\n", "1M\n", "3M\n", "64K\n" };
+	struct store_options o = { .segment = 64 << 10, .capacity = 1 << 20 };
+	const char *path = store_path("anew");
+	struct store *s[2] = { store_at(path, &o), store_at(path, &o) };
+	struct churn c[8];
+	pthread_t t[8];
+	int64_t slowest = 0;
+
+	for (int i = 0; i < 8; i++) {
+		c[i] = (struct churn){ s[i % 2], (uint64_t)i + 100, time_mono_ns() + (int64_t)6000000000, 0 };
+		pthread_create(&t[i], NULL, churn_some, &c[i]);
+	}
+	for (int i = 0; i < 50; i++) {
+		say(path, caps[i % 4]);
+		usleep(100000);
+	}
+	for (int i = 0; i < 8; i++) {
+		pthread_join(t[i], NULL);
+		slowest = c[i].slowest > slowest ? c[i].slowest : slowest;
+	}
+	tap_ok(slowest < (int64_t)8000000000, "nobody waits long while capacities change: %lld ms at most",
+		(long long)(slowest / 1000000));
+	store_close(s[0]);
+	store_close(s[1]);
+	store_rm(path);
 }
 
 /* Written without a limit, it is all in one file, which is over the limit alone. */
@@ -196,6 +310,9 @@ int main(void)
 	changed(path);
 	addresses(path);
 	remove_all(path);
+	lowered();
+	idle();
+	said_anew();
 	one_file(store_path("one"));
 	return tap_done();
 }
