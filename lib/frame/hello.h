@@ -25,6 +25,8 @@ struct hello {
 
 void hello_put(struct meta_builder *b, const struct hello *h);
 int hello_get(const struct frame *f, struct hello *h, struct ds_err *err);
+/* Who speaks frames, but takes no requests and gives no answers (a store, a dump) is no stage: DS_PROTO. */
+int hello_check_stage(const struct hello *theirs, const char *peer, struct ds_err *err);
 /* Of two stages of a pipeline: compares what both state (empty or 0 on either side: not compared): model, vocab, quant,
  * kv.  DS_PROTO with both values in the text. */
 int hello_check(const struct hello *mine, const struct hello *theirs, const char *peer, struct ds_err *err);

@@ -303,7 +303,9 @@ static int peer_said_hello(struct stage *st, const struct frame *f, struct ds_er
 
 	if (rc)
 		return err_prefix(err, "'%s'", st->connect_addr.text);
-	rc = hello_check(&st->cfg->hello, &st->down.hello, st->connect_addr.text, err);
+	rc = hello_check_stage(&st->down.hello, st->connect_addr.text, err);
+	if (!rc)
+		rc = hello_check(&st->cfg->hello, &st->down.hello, st->connect_addr.text, err);
 	if (rc)
 		return rc;
 	st->down.hello_seen = true;

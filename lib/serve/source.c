@@ -273,7 +273,9 @@ static int on_hello(struct source *src, const struct frame *f, struct ds_err *er
 
 	if (rc)
 		return err_prefix(err, "'%s'", src->name);
-	rc = hello_check(&st->cfg->hello, &src->hello, src->name, err);
+	rc = hello_check_stage(&src->hello, src->name, err);
+	if (!rc)
+		rc = hello_check(&st->cfg->hello, &src->hello, src->name, err);
 	if (!rc && st->ops->hello)
 		rc = st->ops->hello(st->cfg->ctx, src, &src->hello, err);
 	if (rc)

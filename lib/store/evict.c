@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/xxh3.h"
 #include "store/dir_impl.h"
 
 enum {
@@ -114,6 +115,21 @@ bool entry_at_place(struct dir *d, const struct segment *seg, const struct idx_r
 	return is;
 }
 
+/* The payload of an item that was read whole. */
+static int check_payload(struct tools *t, const struct frame *f, const struct store_item *item, struct ds_err *err)
+{
+	size_t plain = round_up((size_t)item->size, FRAME_ALIGN);
+	uint8_t *b;
+
+	if (!item->zstd)
+		return frame_check_payload(f, err);
+	b = tools_room(&t->b, &t->b_cap, plain);
+	if (!b)
+		return err_nomem(err, plain, "an item");
+	return store_item_decode(item, f->data, b) && xxh3(b, plain) == item->xxh ? 0 :
+		err_set(err, DS_DATA, "its bytes are not those that were put");
+}
+
 int segment_move(struct dir *d, struct segment *from, const struct idx_record *r, const struct move *how,
 	struct ds_err *err)
 {
@@ -137,7 +153,7 @@ int segment_move(struct dir *d, struct segment *from, const struct idx_record *r
 	if (!rc && !store_key_equal(&a.item.key, &r->key))
 		rc = err_set(err, DS_DATA, "another item lies there");
 	if (!rc && how->check)
-		rc = frame_check_payload(&f, err);
+		rc = check_payload(&d->tools, &f, &a.item, err);
 	if (!rc)
 		rc = lane_for_move(d, how->to_main, n + FRAME_ALIGN, &to, err);
 	if (rc)

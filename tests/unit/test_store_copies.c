@@ -241,8 +241,51 @@ static void test_no_files(void)
 	store_rm(path);
 }
 
+/* The fault: gc looked at compressed bytes as if they were what was put, and dropped all of them. */
+static void test_compressed(void)
+{
+	enum { ALL = 30, BYTES = 10000 };
+	struct store_options o = { .zstd = true, .segment = 1 << 20 };
+	const char *path = store_path("compressed");
+	struct store *s = store_at(path, &o);
+	struct store_session *ss = session_of(s);
+	static uint8_t p[BYTES];
+	struct iovec iov = { p, BYTES };
+	enum store_put_result r;
+	struct dir_report rep;
+	struct ds_err err;
+	size_t bad = 0, there = 0;
+	bool was;
+
+	for (uint64_t n = 0; n < ALL; n++)
+		bad += store_put(ss, &(struct store_put){ .key = key_of(n), .iov = &iov, .iovs = 1 }, &r, &err) != 0;
+	bad += stat_of(ss).bytes > ALL * BYTES / 2;
+	for (uint64_t n = 0; n < ALL; n += 3)
+		bad += store_del(ss, &(struct store_key[]){ key_of(n) }[0], &was, &err) != 0;
+	store_end(ss);
+	store_close(s);
+	tap_ok(!bad && !dir_gc(path, &o, NULL, NULL, &rep, &err) && rep.items == ALL * 2 / 3 && !rep.bad_items,
+		"gc keeps what is compressed: %d of %d items", (int)rep.items, ALL * 2 / 3);
+	s = store_at(path, &o);
+	ss = session_of(s);
+	for (uint64_t n = 0; n < ALL; n++) {
+		struct one one = { 0 };
+		struct store_sink sink = { &one, one_place, one_done };
+		size_t got;
+
+		there += !store_get(ss, &(struct store_key[]){ key_of(n) }[0], 1, &sink, &got, &err) && got &&
+			one.size == BYTES && !memcmp(one.p, p, BYTES);
+		free(one.p);
+	}
+	tap_is_int((long long)there, ALL * 2 / 3, "and it is what was put");
+	store_end(ss);
+	store_close(s);
+	store_rm(path);
+}
+
 int main(void)
 {
+	test_compressed();
 	test_damaged();
 	test_later();
 	test_no_files();
